@@ -1,0 +1,251 @@
+//! Opening connections to replicas in slices, and a second handle on each open one.
+//!
+//! Pingora watches the client while it waits for an answer, but not while it opens a connection.
+//! So a connect is cut into slices of [`SLICE`]: after each, Pingora asks `upstream_peer` again,
+//! which looks whether the client is still there and lets the same connect go on. And Pingora has
+//! one read timeout for the head and for every gap. So each connection has a second handle, by
+//! which the [watchdog](super::watchdog) can end it when the limit of the present phase is over.
+//! The handle goes when Pingora drops the connection: held longer, the replica would not see the
+//! close.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::Shutdown;
+use std::os::fd::{AsRawFd, RawFd};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use parking_lot::Mutex;
+use pingora::connectors::l4::Connect;
+use pingora::protocols::l4::socket::SocketAddr;
+use pingora::protocols::l4::stream::Stream;
+use pingora::upstreams::peer::{Tracer, Tracing};
+use pingora::{Error, ErrorType, Result};
+use socket2::{SockRef, Socket};
+use tokio::net::TcpStream;
+
+/// How long a connect runs before the client is looked at again.
+pub(super) const SLICE: Duration = Duration::from_millis(40);
+
+/// The error that means: the slice is over, the connect goes on.
+pub(super) const STILL_CONNECTING: ErrorType = ErrorType::Custom("StillConnecting");
+
+const SHARDS: usize = 16;
+
+/// The second handles of all open connections, by the descriptor Pingora holds.
+#[derive(Debug)]
+pub(super) struct Connections {
+    shards: [Mutex<HashMap<RawFd, Arc<Connection>>>; SHARDS],
+}
+
+impl Connections {
+    /// None yet.
+    pub(super) fn new() -> Arc<Self> {
+        Arc::new(Self { shards: Default::default() })
+    }
+
+    /// The connection Pingora knows by this descriptor.
+    pub(super) fn get(&self, descriptor: RawFd) -> Option<Arc<Connection>> {
+        self.shard(descriptor).lock().get(&descriptor).cloned()
+    }
+
+    fn shard(&self, descriptor: RawFd) -> &Mutex<HashMap<RawFd, Arc<Connection>>> {
+        &self.shards[descriptor.unsigned_abs() as usize % SHARDS]
+    }
+
+    fn insert(&self, connection: &Arc<Connection>) {
+        self.shard(connection.descriptor)
+            .lock()
+            .insert(connection.descriptor, Arc::clone(connection));
+    }
+
+    fn remove(&self, connection: &Arc<Connection>) {
+        let mut shard = self.shard(connection.descriptor).lock();
+        if shard.get(&connection.descriptor).is_some_and(|held| Arc::ptr_eq(held, connection)) {
+            shard.remove(&connection.descriptor);
+        }
+    }
+}
+
+/// One open connection, as far as it must be possible to end it.
+#[derive(Debug)]
+pub(super) struct Connection {
+    descriptor: RawFd,
+    handle: Mutex<Option<Socket>>,
+}
+
+impl Connection {
+    /// Ends the connection in both directions; whoever reads from it sees its end.
+    pub(super) fn end(&self) {
+        if let Some(handle) = self.handle.lock().as_ref() {
+            // An error means that it is ended already.
+            let _ = handle.shutdown(Shutdown::Both);
+        }
+    }
+}
+
+type Pending = Pin<Box<dyn Future<Output = std::io::Result<TcpStream>> + Send>>;
+
+/// The connect of one attempt. Pingora gets it as connector and as tracer of the attempt.
+#[derive(Clone)]
+pub(super) struct Connecting {
+    inner: Arc<ConnectingInner>,
+}
+
+struct ConnectingInner {
+    connections: Arc<Connections>,
+    pending: Mutex<Option<Pending>>,
+    opened: Mutex<Option<Arc<Connection>>>,
+}
+
+impl std::fmt::Debug for Connecting {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Connecting")
+    }
+}
+
+impl Connecting {
+    /// A connect that has not begun.
+    pub(super) fn new(connections: &Arc<Connections>) -> Self {
+        Self {
+            inner: Arc::new(ConnectingInner {
+                connections: Arc::clone(connections),
+                pending: Mutex::new(None),
+                opened: Mutex::new(None),
+            }),
+        }
+    }
+
+    /// The connector for Pingora.
+    pub(super) fn connector(&self) -> Arc<dyn Connect + Send + Sync> {
+        Arc::new(self.clone())
+    }
+
+    /// The tracer for Pingora: it is told when the connection is dropped.
+    pub(super) fn tracer(&self) -> Tracer {
+        Tracer(Box::new(self.clone()))
+    }
+
+    fn poll_pending(&self, cx: &mut Context<'_>) -> Poll<std::io::Result<TcpStream>> {
+        let mut slot = self.inner.pending.lock();
+        let Some(pending) = slot.as_mut() else {
+            return Poll::Ready(Err(std::io::ErrorKind::NotConnected.into()));
+        };
+        let done = pending.as_mut().poll(cx);
+        if done.is_ready() {
+            *slot = None;
+        }
+        done
+    }
+
+    fn opened(&self, stream: TcpStream) -> std::io::Result<Stream> {
+        let connection = Arc::new(Connection {
+            descriptor: stream.as_raw_fd(),
+            handle: Mutex::new(Some(SockRef::from(&stream).try_clone()?)),
+        });
+        self.inner.connections.insert(&connection);
+        *self.inner.opened.lock() = Some(connection);
+        Ok(Stream::from(stream))
+    }
+}
+
+#[async_trait]
+impl Connect for Connecting {
+    async fn connect(&self, address: &SocketAddr) -> Result<Stream> {
+        let SocketAddr::Inet(address) = address else {
+            return Error::e_explain(ErrorType::ConnectError, "not an internet address");
+        };
+        {
+            let mut pending = self.inner.pending.lock();
+            if pending.is_none() {
+                *pending = Some(Box::pin(TcpStream::connect(*address)));
+            }
+        }
+        let connect = std::future::poll_fn(|cx| self.poll_pending(cx));
+        match tokio::time::timeout(SLICE, connect).await {
+            Ok(Ok(stream)) => self.opened(stream).map_err(|error| {
+                Error::because(ErrorType::ConnectError, "second handle on a connection", error)
+            }),
+            Ok(Err(error)) => {
+                let kind = match error.kind() {
+                    std::io::ErrorKind::ConnectionRefused => ErrorType::ConnectRefused,
+                    std::io::ErrorKind::HostUnreachable
+                    | std::io::ErrorKind::NetworkUnreachable => ErrorType::ConnectNoRoute,
+                    std::io::ErrorKind::TimedOut => ErrorType::ConnectTimedout,
+                    _ => ErrorType::ConnectError,
+                };
+                Err(Error::because(kind, "connect to a replica", error))
+            }
+            Err(_) => Error::e_explain(STILL_CONNECTING, "the connect goes on"),
+        }
+    }
+}
+
+impl Tracing for Connecting {
+    fn on_connected(&self) {}
+
+    fn on_disconnected(&self) {
+        if let Some(connection) = self.inner.opened.lock().take() {
+            self.inner.connections.remove(&connection);
+            *connection.handle.lock() = None;
+        }
+    }
+
+    fn boxed_clone(&self) -> Box<dyn Tracing> {
+        Box::new(self.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::io::AsyncReadExt;
+
+    async fn open(connections: &Arc<Connections>) -> (Connecting, Stream, TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let connecting = Connecting::new(connections);
+        let address = SocketAddr::Inet(listener.local_addr().unwrap());
+        let stream = connecting.connect(&address).await.unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        (connecting, stream, accepted)
+    }
+
+    #[tokio::test]
+    async fn a_dropped_connection_is_closed_at_once_and_forgotten() {
+        let connections = Connections::new();
+        let (connecting, mut stream, mut accepted) = open(&connections).await;
+        let descriptor = stream.as_raw_fd();
+        assert!(connections.get(descriptor).is_some());
+        stream.tracer = Some(connecting.tracer());
+        drop(stream);
+        let read = tokio::time::timeout(Duration::from_secs(5), accepted.read_u8()).await;
+        assert!(read.unwrap().is_err(), "the replica must see the close");
+        assert!(connections.get(descriptor).is_none());
+    }
+
+    #[tokio::test]
+    async fn an_ended_connection_wakes_its_reader() {
+        let connections = Connections::new();
+        let (_connecting, mut stream, _accepted) = open(&connections).await;
+        let connection = connections.get(stream.as_raw_fd()).unwrap();
+        let reader = tokio::spawn(async move { stream.read_u8().await });
+        connection.end();
+        let read = tokio::time::timeout(Duration::from_secs(5), reader).await.unwrap().unwrap();
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    }
+
+    #[tokio::test]
+    async fn a_refused_connect_says_so() {
+        let connections = Connections::new();
+        let address = {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            listener.local_addr().unwrap()
+        };
+        let error =
+            Connecting::new(&connections).connect(&SocketAddr::Inet(address)).await.unwrap_err();
+        assert_eq!(error.etype(), &ErrorType::ConnectRefused);
+    }
+}

@@ -1,0 +1,167 @@
+//! What Weir knows of one request while it is under way: small, and gone with the request.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use bytes::Bytes;
+use pingora::{Error, ErrorType};
+use smallvec::SmallVec;
+
+use super::connect::Connecting;
+use super::refusal::{ErrorShape, Refusal};
+use super::state::{Shared, State};
+use super::watchdog::Watched;
+use crate::fleet::{Lease, Pool};
+use crate::names::{ModelName, ReplicaId};
+use crate::request::{Api, Wire};
+use crate::response::Tap;
+use crate::telemetry::ReplicaMetrics;
+
+/// One request, from its head to its last byte.
+pub struct RequestContext {
+    /// The configuration it began with; a reload does not touch it.
+    pub(super) state: Arc<State>,
+    pub(super) started: Instant,
+    pub(super) watch: Watched,
+    pub(super) id: String,
+    pub(super) api: Option<&'static Api>,
+    pub(super) target: Option<Target>,
+    /// The body for the replica, held until the answer begins: then no replay is possible.
+    pub(super) body: Option<Bytes>,
+    pub(super) body_bytes: u64,
+    pub(super) session_key: Option<Box<[u8]>>,
+    pub(super) wants_stream: bool,
+    pub(super) attempt: Option<Attempt>,
+    pub(super) attempts: u32,
+    pub(super) tried: SmallVec<[ReplicaId; 2]>,
+    /// A replica that broke off: the next attempt is made only if it is gone.
+    pub(super) doubt: Option<SocketAddr>,
+    pub(super) replica_metrics: Option<Arc<ReplicaMetrics>>,
+    pub(super) refusal: Option<Refusal>,
+    pub(super) answer: Answer,
+    pub(super) tap: Tap,
+    pub(super) times: Times,
+    pub(super) phase: Phase,
+    _present: Present,
+}
+
+/// Where the request goes.
+pub(super) struct Target {
+    pub(super) pool: Arc<Pool>,
+    pub(super) model: ModelName,
+    /// The path for the replica, where it differs from the client's.
+    pub(super) path: Option<Box<str>>,
+}
+
+/// What is known of the answer.
+#[derive(Default)]
+pub(super) struct Answer {
+    pub(super) status: u16,
+    /// The answer is `text/event-stream`.
+    pub(super) events: bool,
+    /// All of it went through.
+    pub(super) complete: bool,
+    pub(super) bytes: u64,
+}
+
+/// When what happened.
+#[derive(Default)]
+pub(super) struct Times {
+    pub(super) body_read: Option<Instant>,
+    pub(super) chosen: Option<Instant>,
+    pub(super) connected: Option<Instant>,
+    pub(super) first_byte: Option<Instant>,
+    pub(super) first_token: Option<Instant>,
+    pub(super) last_token: Option<Instant>,
+}
+
+/// Where a request stands; the word for the metric of clients that leave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    Uploading,
+    Queued,
+    Connecting,
+    WaitingForHead,
+    SilentStream,
+    Streaming,
+}
+
+/// One try at one replica.
+pub(super) struct Attempt {
+    pub(super) lease: Lease,
+    pub(super) connecting: Connecting,
+    pub(super) connecting_still: bool,
+    pub(super) began: Instant,
+    /// The outcome was told to the breaker.
+    pub(super) reported: bool,
+}
+
+impl Attempt {
+    pub(super) fn new(lease: Lease, connecting: Connecting, now: Instant) -> Self {
+        Self { lease, connecting, connecting_still: false, began: now, reported: false }
+    }
+}
+
+impl RequestContext {
+    pub(super) fn new(state: Arc<State>, shared: &Arc<Shared>, now: Instant) -> Self {
+        Self {
+            state,
+            started: now,
+            watch: shared.watchdog.watch(now),
+            id: String::new(),
+            api: None,
+            target: None,
+            body: None,
+            body_bytes: 0,
+            session_key: None,
+            wants_stream: false,
+            attempt: None,
+            attempts: 0,
+            tried: SmallVec::new(),
+            doubt: None,
+            replica_metrics: None,
+            refusal: None,
+            answer: Answer::default(),
+            tap: Tap::default(),
+            times: Times::default(),
+            phase: Phase::Uploading,
+            _present: Present::enter(shared),
+        }
+    }
+
+    /// Remembers why, and makes the error by which Pingora leaves the request.
+    pub(super) fn refuse(&mut self, refusal: Refusal) -> Box<Error> {
+        let error = Error::explain(ErrorType::HTTPStatus(refusal.status()), refusal.reason());
+        self.refusal = Some(refusal);
+        error
+    }
+
+    /// The error shape of the API that was called.
+    pub(super) fn error_shape(&self) -> ErrorShape {
+        match self.api {
+            Some(api) if api.wire == Wire::Messages => ErrorShape::Anthropic,
+            _ => ErrorShape::OpenAi,
+        }
+    }
+}
+
+/// One more request under way in this process, for as long as it lives.
+struct Present {
+    shared: Arc<Shared>,
+}
+
+impl Present {
+    fn enter(shared: &Arc<Shared>) -> Self {
+        shared.under_way.fetch_add(1, Ordering::Relaxed);
+        Self { shared: Arc::clone(shared) }
+    }
+}
+
+impl Drop for Present {
+    fn drop(&mut self) {
+        let before: u64 = AtomicU64::fetch_sub(&self.shared.under_way, 1, Ordering::Relaxed);
+        debug_assert!(0 < before, "more requests left than came");
+    }
+}

@@ -1,0 +1,153 @@
+//! What a replica is sent: the client's head, less what belongs to the client's connection, plus
+//! what the replica must be told.
+
+use std::net::IpAddr;
+
+use http::{HeaderName, HeaderValue, header};
+use pingora::Result;
+use pingora::http::RequestHeader;
+use pingora_proxy::Session;
+
+use super::Gateway;
+use super::context::{Phase, RequestContext};
+use super::options::ForwardedClient;
+use super::refusal::Refusal;
+use super::watchdog::Limit;
+use crate::clock;
+
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Headers that end here, beside those Pingora takes out itself (the hop-by-hop set and what
+/// `Connection` names). Source: RFC 9110, 7.6.1 and 11.7.2.
+const NOT_FORWARDED: [HeaderName; 5] = [
+    header::EXPECT,
+    header::PROXY_AUTHORIZATION,
+    HeaderName::from_static("proxy-connection"),
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("http2-settings"),
+];
+
+impl Gateway {
+    /// A connection stands; the request goes out on it now.
+    pub(super) fn connected(&self, _reused: bool, descriptor: i32, context: &mut RequestContext) {
+        let now = clock::now();
+        context.times.connected = Some(now);
+        context.phase = Phase::WaitingForHead;
+        context.watch.attach(self.shared.connections.get(descriptor));
+        context.watch.arm(Limit::FirstByte, now, context.state.options.timeouts.first_byte);
+        if let (Some(metrics), Some(chosen)) = (&context.replica_metrics, context.times.chosen) {
+            metrics.connected(now.saturating_duration_since(chosen));
+        }
+    }
+
+    /// Makes the head of the request fit for the chosen replica.
+    pub(super) fn prepare_head(
+        &self,
+        session: &Session,
+        request: &mut RequestHeader,
+        context: &mut RequestContext,
+    ) -> Result<()> {
+        let Some(attempt) = context.attempt.as_ref() else {
+            return Err(context.refuse(Refusal::Internal));
+        };
+        for name in &NOT_FORWARDED {
+            request.remove_header(name);
+        }
+        self.tell_client(session, request, context)?;
+        request.insert_header(REQUEST_ID, context.id.as_str())?;
+        let lease = &attempt.lease;
+        if !context.state.options.forwarded.keep_host {
+            request.insert_header(header::HOST, lease.authority())?;
+        }
+        if let Some(key) = lease.api_key() {
+            request.insert_header(header::AUTHORIZATION, format!("Bearer {}", key.reveal()))?;
+            request.remove_header("x-api-key");
+        }
+        set_path(request, lease.path_prefix(), context)?;
+        if let Some(body) = &context.body {
+            request.remove_header(&header::TRANSFER_ENCODING);
+            request.insert_header(header::CONTENT_LENGTH, body.len())?;
+        }
+        Ok(())
+    }
+
+    fn tell_client(
+        &self,
+        session: &Session,
+        request: &mut RequestHeader,
+        context: &RequestContext,
+    ) -> Result<()> {
+        if let Some(address) = session.client_addr().and_then(|address| address.as_inet()) {
+            let believed = match context.state.options.forwarded.client {
+                ForwardedClient::Append => request.headers.get(&FORWARDED_FOR),
+                ForwardedClient::Replace => None,
+            };
+            let value = forwarded_for(believed, address.ip());
+            request.insert_header(FORWARDED_FOR, value)?;
+        }
+        let original = session.req_header();
+        let host = original
+            .headers
+            .get(header::HOST)
+            .map(HeaderValue::as_bytes)
+            .or_else(|| original.uri.authority().map(|name| name.as_str().as_bytes()));
+        if let Some(host) = host {
+            if !request.headers.contains_key(&FORWARDED_HOST) {
+                request.insert_header(FORWARDED_HOST, host)?;
+            }
+        }
+        if !request.headers.contains_key(&FORWARDED_PROTO) {
+            let tls = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
+            request.insert_header(FORWARDED_PROTO, if tls { "https" } else { "http" })?;
+        }
+        Ok(())
+    }
+}
+
+fn forwarded_for(believed: Option<&HeaderValue>, address: IpAddr) -> Vec<u8> {
+    let mut value = Vec::with_capacity(48);
+    if let Some(believed) = believed {
+        value.extend_from_slice(believed.as_bytes());
+        value.extend_from_slice(b", ");
+    }
+    value.extend_from_slice(address.to_canonical().to_string().as_bytes());
+    value
+}
+
+/// Puts the replica's prefix and the path as the table spells it in front of the query string,
+/// which stays as it is. Where nothing differs nothing is touched.
+fn set_path(request: &mut RequestHeader, prefix: &str, context: &RequestContext) -> Result<()> {
+    let path = context.target.as_ref().and_then(|target| target.path.as_deref());
+    if prefix.is_empty() && path.is_none() && request.uri.authority().is_none() {
+        return Ok(());
+    }
+    let raw = request.uri.path_and_query().map_or("/", |whole| whole.as_str());
+    let (own, query) = match raw.find('?') {
+        Some(mark) => raw.split_at(mark),
+        None => (raw, ""),
+    };
+    let whole = format!("{prefix}{}{query}", path.unwrap_or(own));
+    request.set_raw_path(whole.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_address_is_added_behind_what_is_believed() {
+        let before = HeaderValue::from_static("9.9.9.9");
+        let address: IpAddr = "127.0.0.1".parse().unwrap();
+        assert_eq!(forwarded_for(Some(&before), address), b"9.9.9.9, 127.0.0.1");
+        assert_eq!(forwarded_for(None, address), b"127.0.0.1");
+    }
+
+    #[test]
+    fn an_address_mapped_into_ipv6_is_told_as_ipv4() {
+        let address: IpAddr = "::ffff:10.0.0.1".parse().unwrap();
+        assert_eq!(forwarded_for(None, address), b"10.0.0.1");
+    }
+}

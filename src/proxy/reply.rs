@@ -1,0 +1,250 @@
+//! What came back, on its way to the client. The chunks of an answer go through
+//! [`Gateway::pass_body`]: if somebody needs them, they are shown to the tap; nothing else is kept.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{HeaderName, Method, StatusCode, Version, header};
+use pingora::http::ResponseHeader;
+use pingora::{Error, ErrorType, Result};
+use pingora_proxy::Session;
+
+use super::Gateway;
+use super::context::{Phase, RequestContext};
+use super::outbound::REQUEST_ID;
+use super::retry::{Decision, Failure};
+use super::watchdog::Limit;
+use crate::clock;
+use crate::fleet::Outcome;
+use crate::request::{Treatment, Wire};
+use crate::response::Shape;
+
+/// Headers of an answer that speak of the connection it came on.
+const NOT_PASSED: [HeaderName; 4] = [
+    header::CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    header::UPGRADE,
+];
+
+impl Gateway {
+    /// The head of an answer: taken, or the request goes to another replica.
+    pub(super) fn judge_head(
+        &self,
+        session: &Session,
+        response: &ResponseHeader,
+        context: &mut RequestContext,
+    ) -> Result<()> {
+        if response.status.is_informational() && response.status != StatusCode::SWITCHING_PROTOCOLS
+        {
+            return Ok(());
+        }
+        let now = clock::now();
+        context.times.first_byte = Some(now);
+        let status = response.status.as_u16();
+        let failure = match status {
+            503 => Some(Failure::Unavailable),
+            429 => Some(Failure::TooManyRequests),
+            404 if is_kept_elsewhere(context) => Some(Failure::NotHere),
+            _ => None,
+        };
+        let decision = failure.map(|failure| self.decide(session, context, failure, now));
+        self.report(context, outcome_of(response), now);
+        if decision == Some(Decision::Again) {
+            self.give_up_attempt(context);
+            let mut error = Error::explain(ErrorType::HTTPStatus(status), "the replica declines");
+            error.as_up();
+            error.set_retry(true);
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// The head goes to the client: from here on nothing can be tried again.
+    pub(super) fn pass_head(
+        &self,
+        session: &mut Session,
+        response: &mut ResponseHeader,
+        context: &mut RequestContext,
+    ) -> Result<()> {
+        if response.status.is_informational() {
+            return Ok(());
+        }
+        context.body = None;
+        let upgraded = response.status == StatusCode::SWITCHING_PROTOCOLS;
+        if !upgraded {
+            strip_connection_headers(response);
+        }
+        response.insert_header(REQUEST_ID, context.id.as_str())?;
+        if session.req_header().version == Version::HTTP_10 {
+            // Pingora would send chunks to a client that cannot read them.
+            response.remove_header(&header::TRANSFER_ENCODING);
+            session.set_keepalive(None);
+        }
+        if self.shared.draining() {
+            session.set_keepalive(None);
+        }
+        let shape = shape_of(response, context);
+        context.answer.status = shape.status;
+        context.answer.events = shape.streaming;
+        context.phase = if shape.streaming { Phase::SilentStream } else { Phase::Streaming };
+        context.tap = context.state.consumers.tap(&shape);
+        let times = &context.state.options.timeouts;
+        if upgraded || is_bodyless(session, response) {
+            context.watch.detach();
+        } else if !shape.streaming {
+            context.watch.arm(Limit::BetweenBytes, clock::now(), times.between_bytes);
+        }
+        Ok(())
+    }
+
+    /// One chunk of the answer, and its end.
+    ///
+    /// # Errors
+    /// The answer only seems to end: the watchdog ended the connection.
+    pub(super) fn pass_body(
+        &self,
+        chunk: Option<&Bytes>,
+        end_of_stream: bool,
+        context: &mut RequestContext,
+    ) -> Result<()> {
+        if let Some(chunk) = chunk.filter(|chunk| !chunk.is_empty()) {
+            self.see_chunk(chunk, context);
+        }
+        if end_of_stream {
+            if context.watch.fired().is_some() {
+                return Error::e_explain(ErrorType::ReadTimedout, "the answer was cut");
+            }
+            context.watch.detach();
+            context.answer.complete = true;
+        }
+        Ok(())
+    }
+
+    fn see_chunk(&self, chunk: &Bytes, context: &mut RequestContext) {
+        let now = clock::now();
+        context.answer.bytes += chunk.len() as u64;
+        let seen = context.tap.chunk(chunk);
+        let times = &context.state.options.timeouts;
+        if context.answer.events && !seen.tokens_began {
+            // A role, a comment, an empty delta: the prompt may still be in work.
+            context.watch.arm(Limit::FirstByte, now, times.first_byte);
+            return;
+        }
+        context.watch.arm(Limit::BetweenBytes, now, times.between_bytes);
+        if context.times.first_token.is_none() {
+            context.times.first_token = Some(now);
+            context.phase = Phase::Streaming;
+            if let (Some(metrics), true) = (&context.replica_metrics, context.answer.events) {
+                metrics.first_token(now.saturating_duration_since(context.started));
+            }
+        } else if 0 < seen.token_events && context.answer.events {
+            if let (Some(metrics), Some(last)) =
+                (&context.replica_metrics, context.times.last_token)
+            {
+                metrics.inter_token(now.saturating_duration_since(last));
+            }
+        }
+        if 0 < seen.token_events || context.times.last_token.is_none() {
+            context.times.last_token = Some(now);
+        }
+    }
+}
+
+/// A stored response lives on the replica that made it; another may say 404.
+fn is_kept_elsewhere(context: &RequestContext) -> bool {
+    context.api.is_some_and(|api| api.treatment == Treatment::Stateful)
+}
+
+fn outcome_of(response: &ResponseHeader) -> Outcome {
+    match response.status.as_u16() {
+        429 | 503 => Outcome::Backpressure { retry_after: retry_after(response) },
+        500.. => Outcome::ServerError,
+        _ => Outcome::Answered,
+    }
+}
+
+/// `Retry-After` in seconds; the form with a date is not used between servers.
+fn retry_after(response: &ResponseHeader) -> Option<Duration> {
+    let value = response.headers.get(header::RETRY_AFTER)?.to_str().ok()?;
+    value.trim().parse().ok().map(Duration::from_secs)
+}
+
+fn strip_connection_headers(response: &mut ResponseHeader) {
+    if let Some(named) = response.headers.get(header::CONNECTION).cloned() {
+        for name in named.to_str().unwrap_or_default().split(',') {
+            let name = name.trim();
+            // `close` and `keep-alive` are words, not names; content-length must not go.
+            if !name.is_empty() && !name.eq_ignore_ascii_case("content-length") {
+                response.remove_header(name);
+            }
+        }
+    }
+    for name in &NOT_PASSED {
+        response.remove_header(name);
+    }
+}
+
+fn shape_of(response: &ResponseHeader, context: &RequestContext) -> Shape {
+    let streaming = response.headers.get(header::CONTENT_TYPE).is_some_and(|value| {
+        let value = value.as_bytes();
+        const EVENTS: &[u8] = b"text/event-stream";
+        value.len() >= EVENTS.len() && value[..EVENTS.len()].eq_ignore_ascii_case(EVENTS)
+    });
+    let encoded = response
+        .headers
+        .get(header::CONTENT_ENCODING)
+        .is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    Shape {
+        streaming,
+        wire: context.api.map_or(Wire::Other, |api| api.wire),
+        status: response.status.as_u16(),
+        encoded,
+    }
+}
+
+fn is_bodyless(session: &Session, response: &ResponseHeader) -> bool {
+    session.req_header().method == Method::HEAD
+        || response.status == StatusCode::NO_CONTENT
+        || response.status == StatusCode::NOT_MODIFIED
+        || response.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_named_by_connection_are_not_passed() {
+        let mut response = ResponseHeader::build(200, None).unwrap();
+        for (name, value) in [
+            ("connection", "close, x-hop"),
+            ("x-hop", "1"),
+            ("keep-alive", "timeout=5"),
+            ("content-length", "3"),
+            ("x-kept", "1"),
+        ] {
+            response.append_header(name, value).unwrap();
+        }
+        strip_connection_headers(&mut response);
+        let left: Vec<_> = response.headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(left, ["content-length", "x-kept"]);
+    }
+
+    #[test]
+    fn a_status_is_judged_by_what_it_says_of_the_replica() {
+        let outcome = |status| outcome_of(&ResponseHeader::build(status, None).unwrap());
+        assert_eq!(outcome(200_u16), Outcome::Answered);
+        assert_eq!(outcome(400), Outcome::Answered);
+        assert_eq!(outcome(429), Outcome::Backpressure { retry_after: None });
+        assert_eq!(outcome(503), Outcome::Backpressure { retry_after: None });
+        assert_eq!(outcome(500), Outcome::ServerError);
+    }
+
+    #[test]
+    fn retry_after_is_read_in_seconds() {
+        let mut response = ResponseHeader::build(503, None).unwrap();
+        response.insert_header(header::RETRY_AFTER, "7").unwrap();
+        assert_eq!(retry_after(&response), Some(Duration::from_secs(7)));
+    }
+}
