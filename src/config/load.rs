@@ -3,22 +3,15 @@
 //! What is right is decided by the rooms and in check.rs.
 
 use std::io::Read;
-use std::path::{Path as FilePath, PathBuf};
+use std::path::Path as FilePath;
 
-use super::fault::{Fault, Path, Step};
+use super::fault::Fault;
+use super::files::Files;
 use super::tree::{self, Node};
 use super::{Config, check, read};
 
 /// Largest config file, in bytes.
 pub const CONFIG_BYTES_MAX: u64 = 4 * 1024 * 1024;
-
-/// Most files a config may name for the watcher to look at.
-pub(super) const FILES_MAX: usize = 1024;
-
-/// Keys whose value is the path of a file that is read again on reload, and the sections where
-/// they are such.
-const FILE_KEYS: [&str; 4] = ["file", "certificate", "key", "ca"];
-const FILE_SECTIONS: [&str; 3] = ["listen", "admin", "fleet"];
 
 /// A config as far as it could be read, and what there is to say about it.
 #[derive(Clone, Debug)]
@@ -27,33 +20,39 @@ pub struct Loaded {
     pub config: Result<Config, Vec<Fault>>,
     /// What is allowed and yet should not stay so. Empty where there are faults.
     pub warnings: Vec<Fault>,
-    /// The secrets and certificates that are named, readable or not, at most 1024: when one of
-    /// them changes, the config is to be loaded anew.
-    pub files: Vec<PathBuf>,
+    /// The files it stands on, for [`super::watch::Watch`]: itself, and the secrets and
+    /// certificates it names, readable or not.
+    pub files: Files,
 }
 
 impl Loaded {
     /// Reads and checks the file at `path` and the files it names.
     pub fn from_file(path: &FilePath) -> Self {
+        // Before it is read: should it change in between, the watcher sees it differ.
+        let files = Files::of(path);
         match read_bounded(path, CONFIG_BYTES_MAX) {
-            Ok(text) => Self::from_text(&text),
-            Err(fault) => Self::refused(fault),
+            Ok(text) => Self::examine(&text, files),
+            Err(fault) => Self::refused(fault, files),
         }
     }
 
     /// The same for a text in memory.
     pub fn from_text(text: &str) -> Self {
+        Self::examine(text, Files::default())
+    }
+
+    fn examine(text: &str, mut files: Files) -> Self {
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         let mut root = match tree::read(text) {
             Ok(Node::Null) => {
                 let fault = Fault::new("", "the file is empty")
                     .advise("name at least one replica; conf/weir.yaml shows the smallest config");
-                return Self::refused(fault);
+                return Self::refused(fault, files);
             }
             Ok(root) => root,
-            Err(fault) => return Self::refused(fault),
+            Err(fault) => return Self::refused(fault, files),
         };
-        let files = files_named(&root);
+        files.add_named(&root);
         let mut findings = read::Findings::default();
         let config: Option<Config> = read::read(&mut root, &mut findings);
         if let Some(config) = &config {
@@ -74,8 +73,8 @@ impl Loaded {
         }
     }
 
-    fn refused(fault: Fault) -> Self {
-        Self { config: Err(vec![fault]), warnings: Vec::new(), files: Vec::new() }
+    fn refused(fault: Fault, files: Files) -> Self {
+        Self { config: Err(vec![fault]), warnings: Vec::new(), files }
     }
 }
 
@@ -109,35 +108,4 @@ fn with_lines(findings: read::Findings, text: &str) -> Vec<Fault> {
     }
     faults.sort_by_key(|(_, fault)| fault.line);
     faults.into_iter().map(|(_, fault)| fault).collect()
-}
-
-/// Every path of a secret or certificate in the tree, whether or not the tree is a good config.
-fn files_named(root: &Node) -> Vec<PathBuf> {
-    let mut files = Vec::new();
-    for section in FILE_SECTIONS {
-        if let Some(node) = root.at(&Path(vec![Step::Key(section.to_owned())])) {
-            collect_files(node, &mut files);
-        }
-    }
-    files.sort();
-    files.dedup();
-    files.truncate(FILES_MAX);
-    files
-}
-
-fn collect_files(node: &Node, files: &mut Vec<PathBuf>) {
-    match node {
-        Node::List(items) => items.iter().for_each(|item| collect_files(item, files)),
-        Node::Map(entries) => {
-            for (key, value) in entries {
-                match value {
-                    Node::Text(text) if FILE_KEYS.contains(&key.as_str()) => {
-                        files.push(PathBuf::from(text));
-                    }
-                    _ => collect_files(value, files),
-                }
-            }
-        }
-        _ => {}
-    }
 }

@@ -16,6 +16,7 @@ mod address;
 mod check;
 pub mod cli;
 mod fault;
+mod files;
 mod load;
 #[cfg(test)]
 mod manual;
@@ -29,6 +30,7 @@ pub mod watch;
 mod wording;
 
 pub use self::fault::Fault;
+pub use self::files::{FILES_MAX, Files};
 pub use self::load::{CONFIG_BYTES_MAX, Loaded};
 pub use self::options::{
     AdminOptions, LISTENERS_MAX, ListenOptions, ListenTlsOptions, ServerOptions,

@@ -452,36 +452,39 @@ struct Variant<'n> {
 
 impl<'de, 'n> EnumAccess<'de> for Variant<'n> {
     type Error = Stop;
-    type Variant = Option<Reader<'n>>;
+    type Variant = Content<'n>;
 
     fn variant_seed<V: DeserializeSeed<'de>>(
         self,
         seed: V,
     ) -> Result<(V::Value, Self::Variant), Stop> {
         let word = seed.deserialize(self.word.into_deserializer())?;
-        Ok((word, self.content))
+        Ok((word, Content(self.content)))
     }
 }
 
-impl<'de> VariantAccess<'de> for Option<Reader<'_>> {
+/// What stands below a word of an enum, if anything.
+struct Content<'n>(Option<Reader<'n>>);
+
+impl<'de> VariantAccess<'de> for Content<'_> {
     type Error = Stop;
 
     fn unit_variant(self) -> Result<(), Stop> {
-        match self {
+        match self.0 {
             None => Ok(()),
             Some(_) => Err(Stop::new("this word stands alone, without keys below it")),
         }
     }
 
     fn newtype_variant_seed<T: DeserializeSeed<'de>>(self, seed: T) -> Result<T::Value, Stop> {
-        match self {
+        match self.0 {
             Some(reader) => seed.deserialize(reader),
             None => Err(Stop::new("this word needs a value of its own")),
         }
     }
 
     fn tuple_variant<V: Visitor<'de>>(self, _: usize, visitor: V) -> Result<V::Value, Stop> {
-        match self {
+        match self.0 {
             Some(reader) => reader.seq(visitor),
             None => Err(Stop::new("this word needs a list of its own")),
         }
@@ -492,7 +495,7 @@ impl<'de> VariantAccess<'de> for Option<Reader<'_>> {
         known: &'static [&'static str],
         visitor: V,
     ) -> Result<V::Value, Stop> {
-        match self {
+        match self.0 {
             Some(reader) => reader.map(Some(known), visitor),
             None => Err(Stop::new("this word needs keys of its own")),
         }

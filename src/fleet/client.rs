@@ -95,7 +95,19 @@ impl Client {
     }
 }
 
+impl Stage {
+    /// Whether there was no connection.
+    pub fn is_connecting(self) -> bool {
+        matches!(self, Self::Connect | Self::ConnectTime)
+    }
+}
+
 impl Silence {
+    /// There is no address to connect to.
+    pub fn nowhere() -> Self {
+        Self { stage: Stage::Connect, reason: "no address".to_owned() }
+    }
+
     /// Addresses and keys of the error's own text may be long; its kind and cause are enough.
     fn of(stage: Stage, error: &Error) -> Self {
         let mut reason = error.etype().as_str().to_owned();

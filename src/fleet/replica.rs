@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use pingora::protocols::l4::socket::SocketAddr as PeerAddress;
 use pingora::upstreams::peer::HttpPeer;
 
-use super::FleetError;
+use super::{Fleet, FleetError};
 use super::keeper::Wake;
 use super::options::{Options, ReplicaOptions};
 use super::peer;
@@ -18,6 +18,7 @@ use super::state::ReplicaState;
 use super::url::ReplicaUrl;
 use crate::names::{ModelName, ReplicaId};
 use crate::routing::{SlowStartOptions, stable_hash};
+use crate::telemetry::Metrics;
 
 /// A replica as this config sees it.
 pub struct Replica {
@@ -42,16 +43,15 @@ pub(super) struct Making<'a> {
     /// Its number in the config, by which Pingora tells two replicas at one address apart.
     pub slot: usize,
     pub wake: Wake,
+    pub metrics: &'a Arc<Metrics>,
     pub now: Instant,
+    /// The fleet before the reload.
+    pub previous: Option<&'a Fleet>,
 }
 
 impl Replica {
-    /// Reads certificate files. `former` is the replica of the same id before the reload.
-    pub(super) fn new(
-        options: &ReplicaOptions,
-        making: Making<'_>,
-        former: Option<&Arc<Self>>,
-    ) -> Result<Self, FleetError> {
+    /// Reads certificate files. The state is that of the same replica before the reload.
+    pub(super) fn new(options: &ReplicaOptions, making: Making<'_>) -> Result<Self, FleetError> {
         let url = ReplicaUrl::parse(&options.url).map_err(|fault| FleetError::Url {
             url: options.url.clone(),
             fault,
@@ -61,11 +61,14 @@ impl Replica {
             None => ReplicaId::new(url.name()),
         };
         let fleet = making.options;
+        let former = making.previous.and_then(|previous| previous.replica(id.as_str()));
+        let former = former.filter(|former| former.url == url && !former.state.retired());
         let state = match former {
-            Some(former) if former.url == url && !former.state.retired() => {
-                Arc::clone(&former.state)
+            Some(former) => Arc::clone(&former.state),
+            None => {
+                let series = making.metrics.replica_state(&id);
+                Arc::new(ReplicaState::new(&fleet.probe, &fleet.breaker, series, making.now))
             }
-            _ => Arc::new(ReplicaState::new(&fleet.probe, &fleet.breaker, making.now)),
         };
         Ok(Self {
             id_hash: stable_hash(id.as_str().as_bytes()),
@@ -136,6 +139,11 @@ impl Replica {
     /// Where it is now; `None` while its name leads nowhere.
     pub fn address(&self) -> Option<SocketAddr> {
         self.state.address()
+    }
+
+    /// It was put to sleep: no new request until a probe finds that somebody woke it.
+    pub fn fell_asleep(&self) {
+        self.state.set_asleep(true);
     }
 
     /// The key for our own questions.

@@ -13,9 +13,10 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::breaker::{Breaker, BreakerOptions};
-use super::health::{Health, ProbeOptions};
+use super::health::{Health, Probe, ProbeOptions, Verdict};
 use super::models::Card;
-use crate::telemetry::{BreakerLabel, ReplicaState as Series};
+use super::probe::LastProbe;
+use crate::telemetry::ReplicaState as Series;
 
 /// Pingora's `Backends` say it is enabled and healthy.
 const READY: u8 = 1;
@@ -44,6 +45,8 @@ pub(super) struct ReplicaState {
     marks: AtomicU8,
     alive_at: AtomicU64,
     serving_since: AtomicU64,
+    probe_due: AtomicU64,
+    last_probe: Mutex<Option<LastProbe>>,
     breaker: Mutex<Breaker>,
     health: Mutex<Health>,
     addresses: Mutex<Addresses>,
@@ -78,6 +81,8 @@ impl ReplicaState {
             marks: AtomicU8::new(0),
             alive_at: AtomicU64::new(NEVER),
             serving_since: AtomicU64::new(NEVER),
+            probe_due: AtomicU64::new(0),
+            last_probe: Mutex::new(None),
             breaker: Mutex::new(Breaker::new(breaker.clone())),
             health: Mutex::new(Health::new(probe.clone())),
             addresses: Mutex::new(Addresses::default()),
@@ -194,6 +199,24 @@ impl ReplicaState {
         self.since(&self.alive_at, now)
     }
 
+    /// When the last bytes came.
+    pub fn heard_at(&self) -> Option<Instant> {
+        match self.alive_at.load(Ordering::Relaxed) {
+            NEVER => None,
+            then => self.born.checked_add(Duration::from_millis(then)),
+        }
+    }
+
+    /// How long to wait for the next probe.
+    pub fn probe_due_in(&self, now: Instant) -> Duration {
+        let due = self.probe_due.load(Ordering::Relaxed);
+        Duration::from_millis(due.saturating_sub(self.millis(now)))
+    }
+
+    pub fn set_probe_due(&self, moment: Instant) {
+        self.probe_due.store(self.millis(moment), Ordering::Relaxed);
+    }
+
     /// It begins to serve, or stops to.
     pub fn set_serving(&self, serving: bool, now: Instant) {
         let moment = if serving { self.millis(now) } else { NEVER };
@@ -221,6 +244,32 @@ impl ReplicaState {
 
     pub fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock()
+    }
+
+    pub fn last_probe(&self) -> Option<LastProbe> {
+        self.last_probe.lock().clone()
+    }
+
+    pub fn set_last_probe(&self, probe: LastProbe) {
+        *self.last_probe.lock() = Some(probe);
+    }
+
+    /// Goes on under other options: what was found out stands.
+    pub fn reconfigure(&self, probe: &ProbeOptions, breaker: &BreakerOptions, now: Instant) {
+        let ending = self.last_probe().map_or(Probe::TimedOut, |last| last.probe);
+        let mut health = self.health();
+        let mut renewed = Health::new(probe.clone());
+        let (times, ending) = match health.verdict() {
+            Verdict::Unknown => (0, ending),
+            Verdict::Up => (probe.successes_min, Probe::Good),
+            Verdict::Down => (probe.failures_max, ending),
+        };
+        for _ in 0..times {
+            let _ = renewed.record(ending, None, now);
+        }
+        *health = renewed;
+        drop(health);
+        *self.breaker() = Breaker::new(breaker.clone());
     }
 
     // Addresses.
@@ -356,7 +405,7 @@ mod tests {
     use crate::telemetry::Metrics;
 
     fn state() -> ReplicaState {
-        let series = Metrics::new().replica_state(&"r".into());
+        let series = Metrics::new(clock::date()).unwrap().replica_state(&"r".into());
         let now = clock::now();
         ReplicaState::new(&ProbeOptions::default(), &BreakerOptions::default(), series, now)
     }

@@ -17,7 +17,7 @@ use crate::fleet::{Lease, Pool};
 use crate::names::{ModelName, ReplicaId};
 use crate::request::{Api, Wire};
 use crate::response::Tap;
-use crate::telemetry::ReplicaMetrics;
+use crate::telemetry::{InFlight, Phase};
 
 /// One request, from its head to its last byte.
 pub struct RequestContext {
@@ -38,13 +38,15 @@ pub struct RequestContext {
     pub(super) tried: SmallVec<[ReplicaId; 2]>,
     /// A replica that broke off: the next attempt is made only if it is gone.
     pub(super) doubt: Option<SocketAddr>,
-    pub(super) replica_metrics: Option<Arc<ReplicaMetrics>>,
+    /// The replica of the last attempt.
+    pub(super) replica: Option<ReplicaId>,
     pub(super) refusal: Option<Refusal>,
     pub(super) answer: Answer,
     pub(super) tap: Tap,
     pub(super) times: Times,
     pub(super) phase: Phase,
     _present: Present,
+    _in_flight: InFlight,
 }
 
 /// Where the request goes.
@@ -77,24 +79,13 @@ pub(super) struct Times {
     pub(super) last_token: Option<Instant>,
 }
 
-/// Where a request stands; the word for the metric of clients that leave.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
-    Uploading,
-    Queued,
-    Connecting,
-    WaitingForHead,
-    SilentStream,
-    Streaming,
-}
-
 /// One try at one replica.
 pub(super) struct Attempt {
     pub(super) lease: Lease,
     pub(super) connecting: Connecting,
     pub(super) connecting_still: bool,
     pub(super) began: Instant,
-    /// The outcome was told to the breaker.
+    /// The outcome was told to the breaker and counted.
     pub(super) reported: bool,
 }
 
@@ -121,13 +112,14 @@ impl RequestContext {
             attempts: 0,
             tried: SmallVec::new(),
             doubt: None,
-            replica_metrics: None,
+            replica: None,
             refusal: None,
             answer: Answer::default(),
             tap: Tap::default(),
             times: Times::default(),
             phase: Phase::Uploading,
             _present: Present::enter(shared),
+            _in_flight: shared.metrics.enter(),
         }
     }
 

@@ -9,15 +9,19 @@ use tracing::debug;
 
 use super::Gateway;
 use super::connect::STILL_CONNECTING;
-use super::context::{Phase, RequestContext};
+use super::context::RequestContext;
 use super::refusal::{ErrorShape, Refusal, broken_stream_event};
-use super::retry::{self, Decision, Facts, Failure};
+use super::retry::{self, Connection, Decision, Facts, Failure};
 use crate::clock;
 use crate::fleet::Outcome;
+use crate::telemetry::AttemptOutcome;
 
 /// After the last event of a broken HTTP/2 stream: the reset that follows it overtakes data that
 /// is still queued, so the connection is given a moment to send it.
 const RESET_DELAY: Duration = Duration::from_millis(20);
+
+/// A kept connection that is lost sooner than this was closed before the request came.
+const STALE_MAX: Duration = Duration::from_secs(1);
 
 impl Gateway {
     /// No connection: the slice is over, or it cannot be had.
@@ -39,13 +43,11 @@ impl Gateway {
         debug!(error = %error, "no connection to the replica");
         self.report(context, Outcome::ConnectFailed, now);
         self.give_up_attempt(context);
-        let decision = self.decide_uncommitted(context, Failure::ConnectFailed, now);
-        if decision == Decision::Again {
-            error.set_retry(true);
-        } else {
+        let again = self.decide(context, Failure::Connect, now) == Decision::Again;
+        if !again {
             context.refusal = Some(Refusal::Unreachable);
-            error.set_retry(false);
         }
+        error.set_retry(again);
         error
     }
 
@@ -73,20 +75,21 @@ impl Gateway {
             return error;
         }
         let committed = is_committed(session);
-        let (outcome, failure) = classify(&error, context, committed, reused);
+        let (outcome, failure) = classify(&error, context, committed, reused, now);
         debug!(error = %error, ?failure, "attempt failed");
         let address = context.attempt.as_ref().map(|attempt| attempt.lease.address());
-        if failure != Failure::ReusedReset {
-            context.report_again(outcome);
-        }
-        self.report(context, outcome, now);
-        let decision = self.decide(session, context, failure, now);
-        if failure == Failure::ReusedReset && decision == Decision::Again {
-            // The replica closed an idle connection; it is as good as the others.
+        if is_stale(failure) {
+            // The replica closed an idle connection: it is as good as the others.
             self.drop_attempt(context);
         } else {
+            self.report(context, outcome, now);
             self.give_up_attempt(context);
         }
+        let decision = if committed {
+            Decision::GiveUp(retry::Reason::Committed)
+        } else {
+            self.decide(context, failure, now)
+        };
         match decision {
             Decision::Again => error.set_retry(true),
             Decision::AgainIfGone => {
@@ -129,16 +132,14 @@ impl Gateway {
         refusal.status()
     }
 
-    /// Tells the breaker of the attempt's replica, once.
+    /// Tells the breaker of the attempt's replica, once, and counts the attempt.
     pub(super) fn report(&self, context: &mut RequestContext, outcome: Outcome, now: Instant) {
         let Some(attempt) = context.attempt.as_mut().filter(|attempt| !attempt.reported) else {
             return;
         };
         attempt.reported = true;
         attempt.lease.report(outcome, now, fastrand::u64(..));
-        if let Some(metrics) = &context.replica_metrics {
-            metrics.attempt(outcome);
-        }
+        attempt.lease.metrics().attempt(label(outcome));
     }
 
     /// Leaves the replica for this request: it will not be chosen again.
@@ -154,63 +155,67 @@ impl Gateway {
         context.attempt = None;
     }
 
-    /// Whether the request is tried again after this failure.
+    /// Whether the request, of which nothing was passed on yet, is tried again after this failure
+    /// of an attempt that was given up.
     pub(super) fn decide(
         &self,
-        session: &Session,
         context: &RequestContext,
         failure: Failure,
         now: Instant,
     ) -> Decision {
-        if is_committed(session) {
-            return Decision::GiveUp(retry::Reason::Committed);
-        }
-        self.decide_uncommitted(context, failure, now)
-    }
-
-    fn decide_uncommitted(
-        &self,
-        context: &RequestContext,
-        failure: Failure,
-        now: Instant,
-    ) -> Decision {
-        let others = context.target.as_ref().is_some_and(|target| {
-            let current = context.attempt.as_ref().map(|attempt| attempt.lease.id());
-            let mut tried = context.tried.clone();
-            tried.extend(current.cloned());
-            target.pool.any_untried(&tried, now)
-        });
+        let untried = context
+            .target
+            .as_ref()
+            .is_some_and(|target| target.pool.any_untried(&context.tried, now));
         let facts = Facts {
-            committed: false,
             attempts: context.attempts,
+            untried: usize::from(untried),
+            committed: false,
             replayable: context.watch.fired().is_none(),
-            untried_left: others,
         };
-        let options = &context.state.options.retry;
-        let decision = retry::decide(failure, &facts, options);
-        if decision == Decision::GiveUp(retry::Reason::NotRetried) {
-            return decision;
+        let state = &context.state;
+        let wanted = retry::decide(failure, &facts, &state.options.retry);
+        let decision = state.retry_budget.spend(wanted, now);
+        match decision {
+            Decision::GiveUp(reason) => debug!(%reason, "no further attempt"),
+            Decision::Again | Decision::AgainIfGone => {
+                self.shared.metrics.retry(word(failure));
+            }
         }
-        if matches!(decision, Decision::GiveUp(_)) {
-            return decision;
-        }
-        if !self.shared.retry_budget.lock().withdraw(&options.budget, now) {
-            self.shared.metrics.retry_refused();
-            return Decision::GiveUp(retry::Reason::BudgetSpent);
-        }
-        self.shared.metrics.retried(failure.word());
         decision
     }
 }
 
-impl RequestContext {
-    /// A stream that breaks after its head was counted as answered is told to the breaker, too.
-    fn report_again(&mut self, outcome: Outcome) {
-        if outcome == Outcome::BrokenStream || outcome == Outcome::TimedOut {
-            if let Some(attempt) = self.attempt.as_mut() {
-                attempt.reported = false;
-            }
-        }
+/// The word of a failure in the metrics.
+fn word(failure: Failure) -> &'static str {
+    match failure {
+        Failure::Connect => "connect_failure",
+        Failure::Unsent => "unsent",
+        Failure::Reset { connection: Connection::Reused, .. } => "reused_reset",
+        Failure::Reset { connection: Connection::Fresh, .. } => "reset",
+        Failure::Answered { status: 503 } => "unavailable",
+        Failure::Answered { status: 429 } => "too_many_requests",
+        Failure::Answered { .. } => "answered",
+        Failure::TimedOut => "timed_out",
+        Failure::MidBody => "mid_body",
+    }
+}
+
+/// A kept connection that turned out to be closed says nothing about the replica.
+fn is_stale(failure: Failure) -> bool {
+    matches!(failure, Failure::Reset { connection: Connection::Reused, after } if after < STALE_MAX)
+}
+
+fn label(outcome: Outcome) -> AttemptOutcome {
+    match outcome {
+        Outcome::Answered => AttemptOutcome::Answered,
+        Outcome::Backpressure { .. } => AttemptOutcome::Backpressure,
+        Outcome::ServerError => AttemptOutcome::ServerError,
+        Outcome::ConnectFailed => AttemptOutcome::ConnectFailed,
+        Outcome::Reset => AttemptOutcome::Reset,
+        Outcome::TimedOut => AttemptOutcome::TimedOut,
+        Outcome::BrokenStream => AttemptOutcome::BrokenStream,
+        Outcome::ClientLeft => AttemptOutcome::ClientLeft,
     }
 }
 
@@ -240,6 +245,7 @@ fn classify(
     context: &RequestContext,
     committed: bool,
     reused: bool,
+    now: Instant,
 ) -> (Outcome, Failure) {
     let timed_out = context.watch.fired().is_some()
         || matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout);
@@ -247,15 +253,18 @@ fn classify(
         return (Outcome::TimedOut, Failure::TimedOut);
     }
     if committed {
-        return (Outcome::BrokenStream, Failure::BrokenStream);
+        return (Outcome::BrokenStream, Failure::MidBody);
     }
     if matches!(error.etype(), ErrorType::InvalidHTTPHeader | ErrorType::H1Error) {
-        return (Outcome::Reset, Failure::BadAnswer);
+        return (Outcome::Reset, Failure::MidBody);
     }
-    if reused && context.times.first_byte.is_none() {
-        return (Outcome::Reset, Failure::ReusedReset);
+    let sent = context.times.connected.unwrap_or(now);
+    let after = now.saturating_duration_since(sent);
+    if error.etype() == &ErrorType::WriteError && !reused {
+        return (Outcome::Reset, Failure::Unsent);
     }
-    (Outcome::Reset, Failure::Reset)
+    let connection = if reused { Connection::Reused } else { Connection::Fresh };
+    (Outcome::Reset, Failure::Reset { connection, after })
 }
 
 fn refusal_for(error: &Error, outcome: Outcome) -> Refusal {
@@ -281,7 +290,7 @@ async fn end_broken_stream(
     context: &mut RequestContext,
     shape: ErrorShape,
 ) -> u16 {
-    if context.answer.events && context.phase != Phase::Uploading {
+    if context.answer.events {
         let event = broken_stream_event(shape, context.watch.fired().is_some());
         if session.write_response_body(Some(event), false).await.is_ok()
             && session.downstream_session.is_http2()

@@ -12,7 +12,7 @@ use tracing::debug;
 
 use super::Gateway;
 use super::body::{self, Upload, UploadLimits};
-use super::context::{Phase, RequestContext, Target};
+use super::context::{RequestContext, Target};
 use super::outbound::REQUEST_ID;
 use super::peer::RETRY_AFTER;
 use super::refusal::Refusal;
@@ -22,6 +22,7 @@ use crate::names::ModelName;
 use crate::request::{
     self, Api, EngineAdmin, Found, Inference, ModelSource, Route, Treatment, UnknownPaths,
 };
+use crate::telemetry::Phase;
 
 /// Longest request id taken from a client.
 const REQUEST_ID_BYTES_MAX: usize = 128;
@@ -118,7 +119,7 @@ impl Gateway {
             Some(api) if api.has_inference() => {
                 let inference = self.read_inference(session, context, api, upload)?;
                 let model = inference.model();
-                let rewrite = self.resolve(context, api.into(), model.as_deref(), path)?;
+                let rewrite = self.resolve(context, Some(api), model, path)?;
                 context.body = Some(match rewrite {
                     Some(served) => inference.with_model(served.as_str()),
                     None => inference.body().clone(),

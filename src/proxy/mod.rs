@@ -35,7 +35,7 @@ pub use context::RequestContext;
 pub use options::{ForwardedClient, ForwardedOptions, Options, TimeoutOptions};
 pub use peer::keepalive;
 pub use refusal::{ErrorShape, Refusal};
-pub use retry::{Budget, RetryOptions};
+pub use retry::{Budget, BudgetOptions, Condition, RetryOptions};
 pub use state::{SessionKeys, Shared, State};
 
 use crate::clock;
@@ -206,10 +206,10 @@ impl ProxyHttp for Door {
     async fn logging(
         &self,
         session: &mut Session,
-        _error: Option<&Error>,
+        error: Option<&Error>,
         context: &mut RequestContext,
     ) {
-        self.0.finish(session, context);
+        self.0.finish(session, context, error);
     }
 
     // Pingora's own lines for failures and retries say what the access log and the metrics say.

@@ -9,11 +9,12 @@ use pingora::http::RequestHeader;
 use pingora_proxy::Session;
 
 use super::Gateway;
-use super::context::{Phase, RequestContext};
+use super::context::RequestContext;
 use super::options::ForwardedClient;
 use super::refusal::Refusal;
 use super::watchdog::Limit;
 use crate::clock;
+use crate::telemetry::Phase;
 
 const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
@@ -32,14 +33,14 @@ const NOT_FORWARDED: [HeaderName; 5] = [
 
 impl Gateway {
     /// A connection stands; the request goes out on it now.
-    pub(super) fn connected(&self, _reused: bool, descriptor: i32, context: &mut RequestContext) {
+    pub(super) fn connected(&self, reused: bool, descriptor: i32, context: &mut RequestContext) {
         let now = clock::now();
         context.times.connected = Some(now);
         context.phase = Phase::WaitingForHead;
         context.watch.attach(self.shared.connections.get(descriptor));
         context.watch.arm(Limit::FirstByte, now, context.state.options.timeouts.first_byte);
-        if let (Some(metrics), Some(chosen)) = (&context.replica_metrics, context.times.chosen) {
-            metrics.connected(now.saturating_duration_since(chosen));
+        if let (Some(attempt), false) = (&context.attempt, reused) {
+            attempt.lease.connected(now.saturating_duration_since(attempt.began));
         }
     }
 

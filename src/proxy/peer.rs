@@ -13,10 +13,12 @@ use tracing::debug;
 
 use super::Gateway;
 use super::connect::Connecting;
-use super::context::{Attempt, Phase, RequestContext};
+use super::context::{Attempt, RequestContext};
 use super::refusal::Refusal;
 use crate::clock;
+use crate::names::Tokens;
 use crate::routing::Question;
+use crate::telemetry::Phase;
 
 /// How long a client is told to wait when no replica can take its request.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
@@ -29,6 +31,9 @@ const ALIVE_HOLD: Duration = Duration::from_millis(30);
 
 /// Added to the longest phase for Pingora's own read timeout, which is only a safety net.
 const BACKSTOP: Duration = Duration::from_secs(10);
+
+/// Bytes of a request body that make about one token of English text in JSON.
+const BYTES_PER_TOKEN: u64 = 4;
 
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -70,6 +75,7 @@ impl Gateway {
         };
         let mut question = Question {
             session_key: context.session_key.as_deref(),
+            tokens_estimated: Tokens(context.body_bytes / BYTES_PER_TOKEN),
             dice: fastrand::u64(..),
             rotation: 0,
             now,
@@ -84,8 +90,7 @@ impl Gateway {
         context.attempts += 1;
         context.times.chosen = Some(now);
         context.phase = Phase::Connecting;
-        context.replica_metrics =
-            Some(self.shared.metrics.replica(&target.model, lease.id()));
+        context.replica = Some(lease.id().clone());
         context.attempt = Some(Attempt::new(lease, connecting, now));
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! Every answer that Weir makes itself because it will not, or cannot, let an engine answer.
 //! The only place that writes an error body. To add one: a variant and its row in `facts`.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,12 +52,12 @@ pub enum Refusal {
         /// As the client wrote it, cut short.
         model: String,
         /// What there is.
-        known: Vec<ModelName>,
+        known: Arc<[ModelName]>,
     },
     /// No model is named and there are several.
     ModelMissing {
         /// What there is.
-        known: Vec<ModelName>,
+        known: Arc<[ModelName]>,
     },
     /// The model is known, but no replica can take the request now.
     NoReplica {
@@ -115,6 +116,14 @@ impl Refusal {
             Self::TimedOut => 504,
             Self::Internal => 500,
         }
+    }
+
+    /// Whether a replica was at fault, or Weir itself, rather than the request.
+    pub fn is_failure(&self) -> bool {
+        matches!(
+            self,
+            Self::Unreachable | Self::ReplicaFailed | Self::BadAnswer | Self::Internal
+        )
     }
 
     /// The word for logs and metrics.
@@ -333,7 +342,7 @@ mod tests {
 
     #[test]
     fn an_unknown_model_is_told_as_openai_does_and_lists_what_exists() {
-        let known = vec![ModelName::new("a"), ModelName::new("b")];
+        let known = [ModelName::new("a"), ModelName::new("b")].into();
         let refusal = Refusal::UnknownModel { model: "x".into(), known };
         let body = parsed(&refusal, ErrorShape::OpenAi);
         assert_eq!(body["error"]["code"], "model_not_found");

@@ -10,7 +10,8 @@ use pingora::{Error, ErrorType, Result};
 use pingora_proxy::Session;
 
 use super::Gateway;
-use super::context::{Phase, RequestContext};
+use super::context::RequestContext;
+use super::failure::is_committed;
 use super::outbound::REQUEST_ID;
 use super::retry::{Decision, Failure};
 use super::watchdog::Limit;
@@ -18,6 +19,7 @@ use crate::clock;
 use crate::fleet::Outcome;
 use crate::request::{Treatment, Wire};
 use crate::response::Shape;
+use crate::telemetry::Phase;
 
 /// Headers of an answer that speak of the connection it came on.
 const NOT_PASSED: [HeaderName; 4] = [
@@ -42,15 +44,15 @@ impl Gateway {
         let now = clock::now();
         context.times.first_byte = Some(now);
         let status = response.status.as_u16();
-        let failure = match status {
-            503 => Some(Failure::Unavailable),
-            429 => Some(Failure::TooManyRequests),
-            404 if is_kept_elsewhere(context) => Some(Failure::NotHere),
-            _ => None,
-        };
-        let decision = failure.map(|failure| self.decide(session, context, failure, now));
-        self.report(context, outcome_of(response), now);
-        if decision == Some(Decision::Again) {
+        let outcome = outcome_of(response);
+        let elsewhere = status == 404 && is_kept_elsewhere(context);
+        if outcome == Outcome::Answered && !elsewhere {
+            // Told at its end, when it is known to have been a whole answer.
+            context.attempt.iter().for_each(|attempt| attempt.lease.answering(now));
+            return Ok(());
+        }
+        self.report(context, outcome, now);
+        if !is_committed(session) && self.goes_on(context, status, elsewhere, now) {
             self.give_up_attempt(context);
             let mut error = Error::explain(ErrorType::HTTPStatus(status), "the replica declines");
             error.as_up();
@@ -58,6 +60,23 @@ impl Gateway {
             return Err(error);
         }
         Ok(())
+    }
+
+    /// Whether another replica is asked instead of passing this answer on.
+    fn goes_on(
+        &self,
+        context: &RequestContext,
+        status: u16,
+        elsewhere: bool,
+        now: Instant,
+    ) -> bool {
+        let mut tried = context.tried.clone();
+        tried.extend(context.attempt.iter().map(|attempt| attempt.lease.id().clone()));
+        let Some(target) = &context.target else { return false };
+        if !target.pool.any_untried(&tried, now) {
+            return false;
+        }
+        elsewhere || self.decide(context, Failure::Answered { status }, now) == Decision::Again
     }
 
     /// The head goes to the client: from here on nothing can be tried again.
@@ -132,17 +151,20 @@ impl Gateway {
             return;
         }
         context.watch.arm(Limit::BetweenBytes, now, times.between_bytes);
-        if context.times.first_token.is_none() {
-            context.times.first_token = Some(now);
-            context.phase = Phase::Streaming;
-            if let (Some(metrics), true) = (&context.replica_metrics, context.answer.events) {
+        let Some(attempt) = context.attempt.as_ref() else { return };
+        attempt.lease.alive(now);
+        if !context.answer.events {
+            return;
+        }
+        let metrics = attempt.lease.metrics();
+        match context.times.last_token {
+            None => {
+                context.times.first_token = Some(now);
+                context.phase = Phase::Streaming;
                 metrics.first_token(now.saturating_duration_since(context.started));
             }
-        } else if 0 < seen.token_events && context.answer.events {
-            if let (Some(metrics), Some(last)) =
-                (&context.replica_metrics, context.times.last_token)
-            {
-                metrics.inter_token(now.saturating_duration_since(last));
+            Some(last) => {
+                metrics.inter_token(now.saturating_duration_since(last), seen.token_events);
             }
         }
         if 0 < seen.token_events || context.times.last_token.is_none() {

@@ -3,10 +3,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::time::Instant;
 
 use http::HeaderName;
-use parking_lot::Mutex;
 
 use super::connect::Connections;
 use super::options::Options;
@@ -32,6 +30,8 @@ pub struct State {
     pub policy: Box<dyn Policy>,
     /// Who wants finished answers.
     pub consumers: Arc<Consumers>,
+    /// Retries that are still allowed.
+    pub retry_budget: Budget,
 }
 
 /// Where the key of a session is looked for, in this order; headers first.
@@ -49,8 +49,6 @@ pub struct Shared {
     pub metrics: Arc<Metrics>,
     /// One line per request.
     pub access_log: AccessLog,
-    /// Retries that are still allowed.
-    pub(super) retry_budget: Mutex<Budget>,
     pub(super) watchdog: Arc<Watchdog>,
     pub(super) connections: Arc<Connections>,
     /// Requests under way.
@@ -60,11 +58,10 @@ pub struct Shared {
 
 impl Shared {
     /// At the start of the process.
-    pub fn new(metrics: Arc<Metrics>, access_log: AccessLog, now: Instant) -> Arc<Self> {
+    pub fn new(metrics: Arc<Metrics>, access_log: AccessLog) -> Arc<Self> {
         Arc::new(Self {
             metrics,
             access_log,
-            retry_budget: Mutex::new(Budget::new(now)),
             watchdog: Watchdog::new(),
             connections: Connections::new(),
             under_way: AtomicU64::new(0),

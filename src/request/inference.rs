@@ -129,7 +129,10 @@ impl Inference {
             }
             None | Some(Member { kind: Kind::Null, .. }) => false,
             _ => {
-                return Err(Malformed::WrongType { param: "stream_options", expected: "an object" });
+                return Err(Malformed::WrongType {
+                    param: "stream_options",
+                    expected: "an object",
+                });
             }
         };
         let fields = Fields::Json(members);
@@ -290,16 +293,36 @@ fn prompt_fields(wire: Wire) -> &'static [&'static str] {
         Wire::Responses => &["tools", "instructions", "input"],
         Wire::Messages => &["tools", "system", "messages"],
         Wire::Pooling => &[
-            "instruction", "messages", "query", "queries", "text_1", "data_1", "input", "inputs",
-            "texts", "images", "documents", "text_2", "data_2", "items",
+            "instruction",
+            "messages",
+            "query",
+            "queries",
+            "text_1",
+            "data_1",
+            "input",
+            "inputs",
+            "texts",
+            "images",
+            "documents",
+            "text_2",
+            "data_2",
+            "items",
         ],
         Wire::Tokens => {
             &["tools", "system", "instructions", "messages", "prompt", "input", "tokens"]
         }
         Wire::Audio => &["prompt"],
         Wire::Other => &[
-            "tools", "system", "documents", "messages", "prompt", "input", "query", "items",
-            "state", "questions",
+            "tools",
+            "system",
+            "documents",
+            "messages",
+            "prompt",
+            "input",
+            "query",
+            "items",
+            "state",
+            "questions",
         ],
     }
 }
@@ -346,4 +369,225 @@ fn is_json(media_type: &[u8]) -> bool {
         start.and_then(|at| media_type.get(at..)).is_some_and(|tail| tail.eq_ignore_ascii_case(end))
     };
     media_type.is_empty() || ends_like(b"/json") || ends_like(b"+json")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::api::find;
+    use super::*;
+
+    fn api(path: &'static str) -> &'static Api {
+        find("POST", path).api().unwrap()
+    }
+
+    fn read_as(path: &'static str, body: &str) -> Result<Inference, Malformed> {
+        let body = Bytes::copy_from_slice(body.as_bytes());
+        Inference::read(api(path), Some(b"application/json"), body, &Limits::default())
+    }
+
+    fn read(body: &str) -> Result<Inference, Malformed> {
+        read_as("/v1/chat/completions", body)
+    }
+
+    fn pieces(path: &'static str, body: &str) -> Vec<(&'static str, String)> {
+        let inference = read_as(path, body).unwrap();
+        let text = |raw: &[u8]| String::from_utf8(raw.to_vec()).unwrap();
+        inference.prompt().map(|part| (part.field, text(part.raw))).collect()
+    }
+
+    #[test]
+    fn a_chat_is_understood() {
+        let inference = read(
+            r#"{"messages":[{"role":"user","content":"model"}],"model":"org/m","stream":true,
+            "stream_options":{"include_usage":true},"max_tokens":7,"max_completion_tokens":5,
+            "priority":-3,"cache_salt":"s\n","user":"u","metadata":{"session_id":12,"x":[1]}}"#,
+        )
+        .unwrap();
+        assert_eq!(inference.model(), Some("org/m"));
+        assert!(inference.streaming() && inference.include_usage());
+        assert_eq!(inference.tokens_max(), Some(Tokens(5)));
+        assert_eq!(inference.priority(), Some(-3));
+        assert_eq!(inference.cache_salt().unwrap(), "s\n");
+        assert_eq!(inference.text_at("user").unwrap(), "u");
+        assert_eq!(inference.text_at("metadata.session_id").unwrap(), "12");
+        for odd in ["metadata", "metadata.x", "metadata.y", "user.x", "", "nope"] {
+            assert_eq!(inference.text_at(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_model_that_is_no_name_is_refused() {
+        for model in ["1", "\"\"", "[]", "{}", "true", "\"\\ud800\""] {
+            let error = read(&format!("{{\"model\":{model}}}")).unwrap_err();
+            assert_eq!((error.status(), error.param()), (400, Some("model")), "{model}");
+        }
+        assert_eq!(read("{}").unwrap().model(), None);
+        assert_eq!(read(r#"{"model":null}"#).unwrap().model(), None);
+    }
+
+    #[test]
+    fn the_last_model_counts_and_escapes_hide_nothing() {
+        let inference = read(r#"{"model":"a","mod\u0065l":"b\u002fc"}"#).unwrap();
+        assert_eq!(inference.model(), Some("b/c"));
+        assert_eq!(read(r#"{"model":"a","model":null}"#).unwrap().model(), None);
+        assert_eq!(read(r#"{"x":{"model":"a"}}"#).unwrap().model(), None);
+        assert!(read(r#"{"model":"a","model":1}"#).is_err());
+        assert!(!read(r#"{"stream":true,"stre\u0061m":false}"#).unwrap().streaming());
+    }
+
+    #[test]
+    fn only_what_weir_must_understand_has_to_have_its_type() {
+        for (body, param) in [
+            (r#"{"stream":"true"}"#, "stream"),
+            (r#"{"stream":1}"#, "stream"),
+            (r#"{"stream_options":true}"#, "stream_options"),
+            (r#"{"stream_options":[]}"#, "stream_options"),
+        ] {
+            assert_eq!(read(body).unwrap_err().param(), Some(param), "{body}");
+        }
+        let odd = r#"{"stream":null,"stream_options":null,"max_tokens":"5","priority":1.5,
+            "cache_salt":7,"messages":"x"}"#;
+        let inference = read(odd).unwrap();
+        assert!(!inference.streaming() && !inference.include_usage());
+        assert_eq!((inference.tokens_max(), inference.priority()), (None, None));
+        assert_eq!(inference.cache_salt(), None);
+        assert_eq!(read(r#"{"max_tokens":-1}"#).unwrap().tokens_max(), None);
+        let unstreamed = read(r#"{"stream_options":{"include_usage":true}}"#).unwrap();
+        assert!(!unstreamed.include_usage(), "there is no stream to put the usage in");
+    }
+
+    #[test]
+    fn a_field_beyond_the_limit_cannot_hide_a_second_model() {
+        let fields = |count: usize| (0..count).map(|n| format!("\"f{n}\":0,")).collect::<String>();
+        let full = format!("{{{}\"model\":\"m\"}}", fields(MEMBERS_MAX - 1));
+        assert_eq!(read(&full).unwrap().model(), Some("m"));
+        let over = format!("{{\"model\":\"a\",{}\"model\":\"m\"}}", fields(MEMBERS_MAX));
+        let error = read(&over).unwrap_err();
+        assert_eq!(error, Malformed::TooManyMembers { members_max: MEMBERS_MAX });
+    }
+
+    #[test]
+    fn a_prompt_of_any_shape_is_found() {
+        for prompt in [r#""a""#, r#"["a","b"]"#, "[1,2,3]", "[[1,2],[3]]"] {
+            let body = format!("{{\"prompt\":{prompt},\"model\":\"m\"}}");
+            let found = pieces("/v1/completions", &body);
+            assert_eq!(found, [("prompt", prompt.to_owned())]);
+        }
+        let body = r#"{"messages":[{"content":[{"type":"text"}]}],"tools":[{}]}"#;
+        let names =
+            |path, body| pieces(path, body).into_iter().map(|(field, _)| field).collect::<Vec<_>>();
+        assert_eq!(names("/v1/chat/completions", body), ["tools", "messages"]);
+        let body = r#"{"system":"s","messages":[],"tools":null}"#;
+        assert_eq!(names("/v1/messages", body), ["system", "messages"]);
+        let body = r#"{"input":"s","instructions":"i"}"#;
+        assert_eq!(names("/v1/responses", body), ["instructions", "input"]);
+        let body = r#"{"documents":["d"],"query":"q"}"#;
+        assert_eq!(names("/v1/rerank", body), ["query", "documents"]);
+        assert_eq!(names("/inference/v1/generate", r#"{"token_ids":[1]}"#), ["token_ids"]);
+    }
+
+    #[test]
+    fn a_nested_token_limit_is_found() {
+        let body = r#"{"token_ids":[1],"sampling_params":{"max_tokens":3}}"#;
+        let inference = read_as("/inference/v1/generate", body).unwrap();
+        assert_eq!(inference.tokens_max(), Some(Tokens(3)));
+        let inference = read_as("/v1/responses", r#"{"max_output_tokens":9}"#).unwrap();
+        assert_eq!(inference.tokens_max(), Some(Tokens(9)));
+    }
+
+    #[test]
+    fn an_invocation_answers_in_kind() {
+        for (body, wire) in [
+            (r#"{"messages":[]}"#, Wire::Chat),
+            (r#"{"prompt":""}"#, Wire::Completion),
+            (r#"{"input":""}"#, Wire::Pooling),
+        ] {
+            assert_eq!(read_as("/invocations", body).unwrap().wire(), wire);
+        }
+    }
+
+    #[test]
+    fn a_body_must_not_be_declared_as_something_else() {
+        let read = |path, content_type: Option<&str>| {
+            let body = Bytes::from_static(b"{}");
+            let content_type = content_type.map(str::as_bytes);
+            Inference::read(api(path), content_type, body, &Limits::default())
+                .map_or_else(|error| error.status(), |_| 200)
+        };
+        let chat = "/v1/chat/completions";
+        for good in [
+            "application/json",
+            "Application/JSON; charset=utf-8",
+            "application/json ;x",
+            "application/vnd.api+json",
+            "text/json",
+            "",
+        ] {
+            assert_eq!(read(chat, Some(good)), 200, "{good}");
+        }
+        assert_eq!(read(chat, None), 200);
+        for bad in [
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "multipart/form-data; boundary=b",
+            "json",
+            "application/jsonx",
+        ] {
+            assert_eq!(read(chat, Some(bad)), 415, "{bad}");
+        }
+        assert_eq!(read("/v1/audio/transcriptions", Some("application/json")), 415);
+        assert_eq!(read("/v1/audio/transcriptions", None), 415);
+        assert_eq!(read("/v1/audio/transcriptions", Some("multipart/form-data")), 400);
+    }
+
+    #[test]
+    fn a_form_is_understood() {
+        let form = |fields: &[(&str, &str)]| {
+            let mut body = String::from(
+                "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"ä\"\r\n\r\nx\r\n",
+            );
+            for (name, value) in fields {
+                body += &format!(
+                    "--b\r\nContent-Disposition: form-data; name=\"{name}\"\r\n\r\n{value}\r\n"
+                );
+            }
+            let body = Bytes::from(body + "--b--\r\n");
+            let content_type = Some(&b"multipart/form-data; boundary=b"[..]);
+            let api = api("/v1/audio/transcriptions");
+            Inference::read(api, content_type, body, &Limits::default())
+        };
+        let fields =
+            [("model", "a"), ("model", "b"), ("stream", "True"), ("prompt", "p"), ("user", "u")];
+        let inference = form(&fields).unwrap();
+        assert_eq!(inference.model(), Some("b"));
+        assert!(inference.streaming());
+        assert_eq!(inference.text_at("user").unwrap(), "u");
+        assert_eq!(inference.text_at("file"), None);
+        assert_eq!(inference.field("model"), None);
+        let parts: Vec<_> = inference.prompt().map(|part| (part.field, part.raw)).collect();
+        assert_eq!(parts, [("prompt", &b"p"[..])]);
+        let inference = form(&[("stream", "false")]).unwrap();
+        assert!(inference.model().is_none() && !inference.streaming());
+        assert_eq!(form(&[("model", "")]).unwrap_err().param(), Some("model"));
+    }
+
+    #[test]
+    fn a_body_over_the_limit_is_refused_by_name() {
+        let limits = Limits { body_bytes_max: 10, ..Limits::default() };
+        let read = |body: &'static [u8]| {
+            Inference::read(api("/tokenize"), None, Bytes::from_static(body), &limits)
+        };
+        assert!(read(b"{\"a\":1234}").is_ok());
+        let error = read(b"{\"a\":12345}").unwrap_err();
+        assert_eq!(error, Malformed::TooLarge { bytes_max: 10 });
+        assert!(error.to_string().contains("10 bytes"));
+    }
+
+    #[test]
+    fn nothing_shown_for_debugging_holds_a_prompt() {
+        let inference = read(r#"{"model":"m","messages":"secret","x":"secret"}"#).unwrap();
+        let part = inference.prompt().next().unwrap();
+        let shown = format!("{inference:?} {part:?} {:?}", inference.field("x"));
+        assert!(shown.contains("\"m\"") && !shown.contains("secret"), "{shown}");
+    }
 }

@@ -162,3 +162,190 @@ fn place_in(text: &[u8], start: u32, name: &str) -> Place {
     }
     place
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::api::find;
+    use super::super::options::Limits;
+    use super::*;
+
+    const FORM: &[u8] = b"multipart/form-data; boundary=b";
+
+    fn read(body: impl Into<Vec<u8>>) -> Inference {
+        let api = find("POST", "/v1/chat/completions").api().unwrap();
+        Inference::read(api, None, Bytes::from(body.into()), &Limits::default()).unwrap()
+    }
+
+    fn read_form(body: impl Into<Vec<u8>>) -> Inference {
+        let api = find("POST", "/v1/audio/transcriptions").api().unwrap();
+        Inference::read(api, Some(FORM), Bytes::from(body.into()), &Limits::default()).unwrap()
+    }
+
+    fn text(body: Bytes) -> String {
+        String::from_utf8(body.to_vec()).unwrap()
+    }
+
+    #[test]
+    fn only_the_model_changes_whatever_stands_around_it() {
+        let body = |model: &str| {
+            format!(
+                "{{ \"z\":1e2,\"seed\":9007199254740993 , \"model\" :{model}\n,\"t\":0.7,\
+                 \"s\":\"\\u00e9\\ud83d\\ude00\\/ñ\",\"a\":1,\"a\":2 }}\n"
+            )
+        };
+        let inference = read(body("\"short\""));
+        assert_eq!(text(inference.with_model("a/much longer")), body("\"a/much longer\""));
+        assert_eq!(text(inference.with_model("q\"\\\n")), body(r#""q\"\\\n""#));
+        let same = inference.with_model("short");
+        assert_eq!(same.as_ptr(), inference.body().as_ptr(), "no edit, no copy");
+    }
+
+    #[test]
+    fn of_two_models_the_one_that_counts_is_changed() {
+        let inference = read(r#"{"model":"a","x":{"model":"a"},"mod\u0065l":"a"}"#);
+        let edited = text(inference.with_model("b"));
+        assert_eq!(edited, r#"{"model":"a","x":{"model":"a"},"mod\u0065l":"b"}"#);
+    }
+
+    #[test]
+    fn a_missing_model_is_added() {
+        assert_eq!(text(read(" { } ").with_model("m")), r#" {"model":"m" } "#);
+        assert_eq!(text(read(r#"{"a":[1] }"#).with_model("m")), r#"{"a":[1],"model":"m" }"#);
+        assert_eq!(text(read(r#"{"model":null}"#).with_model("m")), r#"{"model":"m"}"#);
+    }
+
+    #[test]
+    fn several_edits_are_made_in_one_copy() {
+        let inference = read(r#"{"stream":true,"model":"a","max_tokens":9}"#);
+        let edited = Edits::new(&inference)
+            .model("long-name")
+            .member("max_tokens", b"1")
+            .member("kv_transfer_params", br#"{"do_remote_decode":true}"#)
+            .member("stream", b"false")
+            .member("x", b"1")
+            .apply();
+        let want = r#"{"stream":false,"model":"long-name","max_tokens":1,"kv_transfer_params":{"do_remote_decode":true},"x":1}"#;
+        assert_eq!(text(edited), want);
+        let edited = Edits::new(&read("{}")).member("a", b"1").member("b", b"2").apply();
+        assert_eq!(text(edited), r#"{"a":1,"b":2}"#);
+    }
+
+    #[test]
+    fn usage_is_asked_for_and_the_other_stream_options_stay() {
+        for (body, want) in [
+            (r#"{"stream":true}"#, r#"{"stream":true,"stream_options":{"include_usage":true}}"#),
+            (
+                r#"{"stream_options":null,"stream":true}"#,
+                r#"{"stream_options":{"include_usage":true},"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options": { } ,"stream":true}"#,
+                r#"{"stream_options": {"include_usage":true } ,"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options":{"x":{"include_usage":1}, "y":2 },"stream":true}"#,
+                r#"{"stream_options":{"x":{"include_usage":1}, "y":2,"include_usage":true },"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":false,"x":1},"stream":true}"#,
+                r#"{"stream_options":{"include_usage":true,"x":1},"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":true,"include_usage":false},"stream":true}"#,
+                r#"{"stream_options":{"include_usage":true,"include_usage":true},"stream":true}"#,
+            ),
+            (
+                r#"{"stream_options":{"include_usage":true},"stream":true}"#,
+                r#"{"stream_options":{"include_usage":true},"stream":true}"#,
+            ),
+            (r#"{"stream":false}"#, r#"{"stream":false}"#),
+        ] {
+            let inference = read(body);
+            let edited = Edits::new(&inference).include_usage().apply();
+            assert_eq!(text(edited.clone()), want);
+            assert_eq!(read(edited).include_usage(), inference.streaming());
+        }
+    }
+
+    #[test]
+    fn of_a_form_only_the_model_part_changes() {
+        let body = |model: &str| {
+            format!(
+                "--b\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\na\r\n\
+                 --b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"f\"\r\n\r\n\
+                 \"model\"\0\r\n--b\r\nContent-Disposition: form-data; name=model\r\n\r\n{model}\
+                 \r\n--b--\r\nepilogue"
+            )
+        };
+        let inference = read_form(body("a"));
+        assert_eq!(text(inference.with_model("org/\"ü\"")), body("org/\"ü\""));
+        assert_eq!(read_form(inference.with_model("org/x")).model(), Some("org/x"));
+        let none = read_form("--b--");
+        assert_eq!(none.with_model("m"), "--b--");
+        let unchanged = Edits::new(&inference).member("x", b"1").include_usage().apply();
+        assert_eq!(unchanged, inference.body());
+    }
+
+    fn key() -> impl Strategy<Value = String> {
+        prop_oneof![
+            Just("\"model\"".to_owned()),
+            Just(r#""mod\u0065l""#.to_owned()),
+            r#""[a-c]{0,3}""#
+        ]
+    }
+
+    fn value() -> impl Strategy<Value = String> {
+        prop_oneof![
+            r#"-?[1-9][0-9]{0,4}(\.[0-9]{1,3})?"#,
+            r#"\[("model", ?)?\{"model":"[a-z]{0,4}"\}\]"#,
+            r#""([a-z é]|\\n|\\u00e9){0,9}""#,
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn an_edit_changes_the_named_field_and_nothing_else(
+            fields in prop::collection::vec(("[ \n]{0,2}", key(), value()), 0..7),
+            name in "[a-z\"\\\\/\n\u{7}é😀]{1,12}",
+        ) {
+            let mut counts = None;
+            let mut body = String::from("{");
+            for (number, (space, key, value)) in fields.iter().enumerate() {
+                body += if number == 0 { "" } else { "," };
+                body += &format!("{space}{key}:{space}");
+                let start = body.len();
+                if key.contains("mod") {
+                    body += "\"m\"";
+                    counts = Some(start..body.len());
+                } else {
+                    body += value;
+                }
+                body += space;
+            }
+            body.push('}');
+            let once = read(body.clone()).with_model(&name);
+            prop_assert_eq!(once.len(), once.to_vec().len());
+            prop_assert!(serde_json::from_slice::<serde::de::IgnoredAny>(&once).is_ok());
+            let again = read(once.clone());
+            prop_assert_eq!(again.model(), Some(name.as_str()));
+            prop_assert_eq!(again.with_model(&name), once.clone(), "twice equals once");
+            let edited = text(once);
+            if let Some(range) = counts {
+                let (head, tail) = (&body[..range.start], &body[range.end..]);
+                prop_assert!(edited.starts_with(head) && edited.ends_with(tail));
+                let middle = &edited[head.len()..edited.len() - tail.len()];
+                let decoded = serde_json::from_str::<String>(middle).unwrap();
+                prop_assert_eq!(decoded, name);
+            } else {
+                let json = serde_json::Value::from(name.as_str()).to_string();
+                let comma = if fields.is_empty() { "" } else { "," };
+                let added = format!("{comma}\"model\":{json}");
+                let end = fields.last().map_or(0, |(space, _, _)| space.len()) + 1;
+                let at = body.len() - end;
+                prop_assert_eq!(edited, format!("{}{added}{}", &body[..at], &body[at..]));
+            }
+        }
+    }
+}

@@ -21,7 +21,9 @@ struct Pool {
 impl Pool {
     fn new(weights: &[f32]) -> Self {
         Self {
-            ids: (0..weights.len()).map(|index| ReplicaId::new(format!("replica-{index}"))).collect(),
+            ids: (0..weights.len())
+                .map(|index| ReplicaId::new(format!("replica-{index}")))
+                .collect(),
             weights: weights.to_vec(),
             in_flight: vec![0; weights.len()],
             rotation: 0,
@@ -56,6 +58,12 @@ impl Pool {
         let choice = choose(policy, &self.question(key), &self.candidates()).unwrap();
         self.rotation += 1;
         choice.index
+    }
+
+    fn burst(&mut self, count: usize, policy: &dyn Policy, key: Option<&str>) {
+        for _ in 0..count {
+            self.start(policy, key);
+        }
     }
 
     fn start(&mut self, policy: &dyn Policy, key: Option<&str>) -> usize {
@@ -151,9 +159,7 @@ proptest! {
             let mut pool = Pool::new(&[1.0; 4]);
             // The counter may start anywhere but does not overflow within the burst.
             pool.rotation = rotation >> 1;
-            for _ in 0..64 {
-                pool.start(&*policy, None);
-            }
+            pool.burst(64, &*policy, None);
             let even = pool.in_flight.iter().all(|count| count.abs_diff(16) <= apart);
             prop_assert!(even, "{}: {:?}", name, pool.in_flight);
         }
@@ -206,7 +212,7 @@ fn round_robin_gives_heavier_replicas_more_turns_evenly_spaced() {
 fn least_load_heeds_weights_and_the_engines_own_queue() {
     let policy = policy("least_load");
     let mut pool = Pool::new(&[3.0, 1.0]);
-    (0..40).for_each(|_| drop(pool.start(&*policy, None)));
+    pool.burst(40, &*policy, None);
     assert_eq!(pool.in_flight, [30, 10]);
 
     let pool = Pool::new(&[1.0, 1.0]);
@@ -222,7 +228,7 @@ fn a_large_pool_is_sampled_and_stays_even() {
     for name in ["least_load", "power_of_two"] {
         let policy = policy(name);
         let mut pool = Pool::new(&[1.0; 200]);
-        (0..2_000).for_each(|_| drop(pool.start(&*policy, None)));
+        pool.burst(2_000, &*policy, None);
         let most = pool.in_flight.iter().max().unwrap();
         let least = pool.in_flight.iter().min().unwrap();
         assert!(*most <= 14 && 4 <= *least, "{name}: {least} to {most} around 10");
@@ -240,7 +246,8 @@ fn a_session_has_one_home_for_all_weirs_and_homes_are_spread_by_weight() {
         assert_eq!(pool.choose(&*other, Some(&key)), home, "without a word between them");
         homes[home] += 1;
     }
-    let near = homes.iter().zip([2_000, 1_000, 1_000]).all(|(count, due)| count.abs_diff(due) < 120);
+    let near =
+        homes.iter().zip([2_000, 1_000, 1_000]).all(|(count, due)| count.abs_diff(due) < 120);
     assert!(near, "{homes:?}");
 }
 
@@ -266,7 +273,7 @@ fn no_key_and_an_empty_key_go_where_the_load_is_least() {
     let policy = policy("session");
     for key in [None, Some("")] {
         let mut pool = Pool::new(&[1.0; 4]);
-        (0..64).for_each(|_| drop(pool.start(&*policy, key)));
+        pool.burst(64, &*policy, key);
         assert_eq!(pool.in_flight, [16; 4]);
     }
 }

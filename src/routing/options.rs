@@ -44,7 +44,8 @@ impl Options {
     pub fn faults(&self) -> Vec<(String, String)> {
         let mut faults = Vec::new();
         if !POLICIES.iter().any(|row| row.name == self.policy) {
-            let advice = format!("no policy is called `{}`; choose one of {}", self.policy, known());
+            let advice =
+                format!("no policy is called `{}`; choose one of {}", self.policy, known());
             faults.push(("policy".to_owned(), advice));
         }
         let within = |section: &'static str| {
@@ -100,7 +101,8 @@ impl SessionOptions {
         }
         for (index, name) in self.headers.iter().enumerate() {
             if !is_header_name(name) {
-                let advice = "is not a header name; use letters, digits and `-`, as in x-session-id";
+                let advice =
+                    "is not a header name; use letters, digits and `-`, as in x-session-id";
                 faults.push((format!("headers[{index}]"), format!("`{name}` {advice}")));
             }
         }
@@ -112,7 +114,8 @@ impl SessionOptions {
             }
         }
         if !(1.0..=LOAD_BOUND_MAX).contains(&self.load_bound) {
-            let advice = format!("{} is not within 1 to {LOAD_BOUND_MAX}; 1.25 is usual", self.load_bound);
+            let advice =
+                format!("{} is not within 1 to {LOAD_BOUND_MAX}; 1.25 is usual", self.load_bound);
             faults.push(("load_bound".to_owned(), advice));
         }
         faults

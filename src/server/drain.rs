@@ -1,7 +1,7 @@
 //! When the process stops: at once on SIGINT, in good order on SIGTERM.
 //!
 //! In good order means: not ready at once, but still serving until the balancers in front have
-//! noticed (`pre_stop`); then as long as requests are under way, but not longer than `grace`.
+//! noticed (`pre_stop`); then until no request is under way, but not longer than `grace`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -53,8 +53,8 @@ impl ShutdownSignalWatch for Drain {
 
 impl Drain {
     async fn drained(&self) {
+        tokio::time::sleep(self.pre_stop).await;
         let began = clock::now();
-        tokio::time::sleep(self.pre_stop.min(self.grace)).await;
         while 0 < self.shared.under_way() {
             if self.grace <= began.elapsed() {
                 warn!(cut = self.shared.under_way(), "the grace is over, requests are cut");

@@ -55,7 +55,11 @@ impl AccessLog {
         let counts = Arc::clone(&metrics);
         let writer = thread::Builder::new()
             .name("access-log".to_owned())
-            .spawn(move || Writer { receiver, format, out: BufWriter::with_capacity(WRITE_BYTES, out), metrics: counts, broken: false }.run())
+            .spawn(move || {
+                let out = BufWriter::with_capacity(WRITE_BYTES, out);
+                let text = Vec::new();
+                Writer { receiver, format, out, text, metrics: counts, broken: false }.run();
+            })
             .map_err(|source| failed(&options.path, source))?;
         let client_address = options.client_address;
         Ok(Self { sender: Some(sender), writer: Some(writer), metrics, client_address })
@@ -114,6 +118,8 @@ struct Writer {
     receiver: Receiver<AccessLine>,
     format: AccessLogFormat,
     out: BufWriter<Box<dyn Write + Send>>,
+    /// The line being made: a line enters `out` whole or not at all.
+    text: Vec<u8>,
     metrics: Arc<Metrics>,
     /// Whether the last write failed: told once, not once per line.
     broken: bool,
@@ -135,7 +141,9 @@ impl Writer {
             };
             let Some(line) = next else { break };
             rests = 0;
-            let written = line.write(self.format, &mut self.out);
+            self.text.clear();
+            let made = line.write(self.format, &mut self.text);
+            let written = made.and_then(|()| self.out.write_all(&self.text));
             self.note(written);
         }
         self.flush();

@@ -148,7 +148,9 @@ impl Fields<'_> {
         self.key(key)?;
         let bare = !value.is_empty()
             && value.len() <= NAME_CHARS_MAX
-            && value.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:@+~".contains(&byte));
+            && value
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || b"-_./:@+~".contains(&byte));
         if bare && !self.json {
             return self.out.write_all(value.as_bytes());
         }
@@ -184,7 +186,10 @@ impl Fields<'_> {
 fn escape(character: char, out: &mut dyn Write) -> io::Result<()> {
     match character {
         '"' | '\\' => write!(out, "\\{character}"),
-        '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}' => {
+        '\u{200b}'..='\u{200f}'
+        | '\u{2028}'..='\u{202e}'
+        | '\u{2066}'..='\u{2069}'
+        | '\u{feff}' => {
             write!(out, "\\u{:04x}", u32::from(character))
         }
         control if control.is_control() => write!(out, "\\u{:04x}", u32::from(control)),

@@ -4,142 +4,76 @@
 //! says in words what happened. Numbers of one replica or model go through the handles in
 //! `replica.rs`, which take them away again.
 
-use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
-use parking_lot::Mutex;
-use prometheus::{
-    Gauge, GaugeVec, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec,
-    Opts, Registry, TextEncoder,
-};
+use prometheus::{Gauge, GaugeVec, IntCounter, IntCounterVec, IntGauge, Registry, TextEncoder};
 
-use super::labels::{Label, Phase, ReloadResult};
+use super::Result;
+use super::families::{Families, Names};
+use super::labels::{Phase, ReloadResult};
 use super::process;
-use super::replica::{Counted, ModelMetrics, ReplicaMetrics, ReplicaState, Roll};
-use super::{Result, TelemetryError};
+use super::replica::{Counted, ModelMetrics, ReplicaMetrics, ReplicaState};
 use crate::names::{ModelName, ReplicaId};
+
+/// A number's name and what it tells, for people.
+pub(super) type Name = (&'static str, &'static str);
+
+pub(super) const CONNECT_SECONDS: Name =
+    ("weir_connect_seconds", "Time to get a new connection to the replica");
+pub(super) const FIRST_BYTE_SECONDS: Name =
+    ("weir_first_byte_seconds", "From the head of the request to that of the answer");
+pub(super) const FIRST_TOKEN_SECONDS: Name = (
+    "weir_first_token_seconds",
+    "From the head of the request to the first event with content; streams only",
+);
+pub(super) const INTER_TOKEN_SECONDS: Name = (
+    "weir_inter_token_seconds",
+    "Time between events with content, the mean of each chunk; streams only",
+);
+pub(super) const REQUEST_SECONDS: Name =
+    ("weir_request_seconds", "Whole time of a request, by how it ended");
+pub(super) const QUEUE_SECONDS: Name = ("weir_queue_seconds", "Time spent waiting to be let in");
+pub(super) const REPLICA_UP: Name = ("weir_replica_up", "1 when the replica can serve");
+pub(super) const REPLICA_BREAKER_STATE: Name =
+    ("weir_replica_breaker_state", "1 for the state in which the breaker of the replica stands");
+pub(super) const PROBES_TOTAL: Name = ("weir_probes_total", "Health probes, by what came of them");
+pub(super) const REPLICA_IN_FLIGHT_REQUESTS: Name =
+    ("weir_replica_in_flight_requests", "Leases taken and not yet given back");
+pub(super) const ATTEMPTS_TOTAL: Name =
+    ("weir_attempts_total", "Attempts at a replica, by what came of them");
+pub(super) const TOKENS_TOTAL: Name =
+    ("weir_tokens_total", "Tokens as engines report them; cached ones are part of the prompt");
+pub(super) const REQUESTS_TOTAL: Name =
+    ("weir_requests_total", "Requests that have ended, by the class of the status that was sent");
+const CANCELS_TOTAL: Name =
+    ("weir_cancels_total", "Requests whose client left, by how far they had come");
+const RELOADS_TOTAL: Name = ("weir_reloads_total", "Readings of the configuration");
+const BUILD_INFO: Name = ("weir_build_info", "1, with the version of this program");
+const IN_FLIGHT_REQUESTS: Name = ("weir_in_flight_requests", "Requests that have not ended");
+const ERRORS_TOTAL: Name = ("weir_errors_total", "Errors, by kind");
+const RETRIES_TOTAL: Name = ("weir_retries_total", "Further attempts, by the reason");
+const REFUSALS_TOTAL: Name = ("weir_refusals_total", "Answers that Weir made itself to say no");
+const REQUEST_BYTES_TOTAL: Name = ("weir_request_bytes_total", "Bytes of bodies received");
+const RESPONSE_BYTES_TOTAL: Name = ("weir_response_bytes_total", "Bytes of bodies sent");
+const BUFFERED_BYTES: Name = ("weir_buffered_bytes", "Bytes of answers kept for consumers now");
+const CONSUMER_SKIPPED_TOTAL: Name =
+    ("weir_consumer_skipped_total", "Answers that a consumer wanted and had to go without");
+const DISGUISED_FAILURES_TOTAL: Name =
+    ("weir_disguised_failures_total", "Answers with status 200 that say inside that they failed");
+const STREAM_EVENTS_SKIPPED_TOTAL: Name = (
+    "weir_stream_events_skipped_total",
+    "Events of streams too large to be read; they were passed on all the same",
+);
+const ACCESS_LOG_DROPPED_LINES_TOTAL: Name =
+    ("weir_access_log_dropped_lines_total", "Lines of the access log that were not written");
+const RELOAD_SUCCESS_TIMESTAMP_SECONDS: Name =
+    ("weir_reload_success_timestamp_seconds", "When the configuration in use was taken");
+const CONFIG_INFO: Name = ("weir_config_info", "1, with the hash of the configuration");
 
 /// The model label of requests whose model the fleet does not know.
 const UNKNOWN_MODEL: &str = "unknown";
-
-/// Seconds of whole requests and of waits for engines: a long answer takes most of an hour.
-const LONG_SECONDS: &[f64] = &[
-    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0,
-    600.0, 1200.0, 1800.0, 3600.0,
-];
-/// Seconds between two tokens: fine around reading speed, coarse where an engine stalls.
-const TOKEN_SECONDS: &[f64] = &[
-    0.001, 0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5,
-    0.75, 1.0, 2.5, 5.0, 10.0, 60.0,
-];
-/// Seconds to get a connection: loopback is far below a millisecond, another region tens of them.
-const CONNECT_SECONDS: &[f64] = &[
-    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5,
-    5.0, 10.0,
-];
-
-/// The families whose series belong to one replica or one model, and who holds handles on them.
-#[derive(Debug)]
-pub(super) struct Families {
-    pub(super) replicas: Roll<ReplicaId, ReplicaState>,
-    pub(super) pairs: Roll<(ModelName, ReplicaId), ReplicaMetrics>,
-    pub(super) models: Roll<ModelName, ModelMetrics>,
-    /// Names of APIs that were counted; all are names of our own.
-    pub(super) apis: Mutex<BTreeSet<&'static str>>,
-    pub(super) up: IntGaugeVec,
-    pub(super) breaker: IntGaugeVec,
-    pub(super) probes: IntCounterVec,
-    pub(super) replica_in_flight: IntGaugeVec,
-    pub(super) connect: HistogramVec,
-    pub(super) attempts: IntCounterVec,
-    pub(super) tokens: IntCounterVec,
-    pub(super) first_byte: HistogramVec,
-    pub(super) first_token: HistogramVec,
-    pub(super) inter_token: HistogramVec,
-    pub(super) requests: IntCounterVec,
-    pub(super) total: HistogramVec,
-    pub(super) queued: HistogramVec,
-}
-
-impl Families {
-    fn new(names: &Names) -> Result<Self> {
-        Ok(Self {
-            replicas: Roll::default(),
-            pairs: Roll::default(),
-            models: Roll::default(),
-            apis: Mutex::default(),
-            up: names.gauges("weir_replica_up", "1 when the replica can serve", &["replica"])?,
-            breaker: names.gauges(
-                "weir_replica_breaker_state",
-                "1 for the state in which the breaker of the replica stands",
-                &["replica", "state"],
-            )?,
-            probes: names.counters(
-                "weir_probes_total",
-                "Health probes, by what came of them",
-                &["replica", "result"],
-            )?,
-            replica_in_flight: names.gauges(
-                "weir_replica_in_flight_requests",
-                "Leases taken and not yet given back",
-                &["replica"],
-            )?,
-            connect: names.histograms(
-                ("weir_connect_seconds", "Time to get a new connection to the replica"),
-                &["replica"],
-                CONNECT_SECONDS,
-            )?,
-            attempts: names.counters(
-                "weir_attempts_total",
-                "Attempts at a replica, by what came of them",
-                &["model", "replica", "outcome"],
-            )?,
-            tokens: names.counters(
-                "weir_tokens_total",
-                "Tokens as engines report them; cached ones are part of the prompt",
-                &["model", "replica", "kind"],
-            )?,
-            first_byte: names.histograms(
-                ("weir_first_byte_seconds", "From the head of the request to that of the answer"),
-                &["model", "replica"],
-                LONG_SECONDS,
-            )?,
-            first_token: names.histograms(
-                (
-                    "weir_first_token_seconds",
-                    "From the head of the request to the first event with content; streams only",
-                ),
-                &["model", "replica"],
-                LONG_SECONDS,
-            )?,
-            inter_token: names.histograms(
-                (
-                    "weir_inter_token_seconds",
-                    "Time between events with content, the mean of each chunk; streams only",
-                ),
-                &["model", "replica"],
-                TOKEN_SECONDS,
-            )?,
-            requests: names.counters(
-                "weir_requests_total",
-                "Requests that have ended, by the class of the status that was sent",
-                &["model", "api", "status"],
-            )?,
-            total: names.histograms(
-                ("weir_request_seconds", "Whole time of a request, by how it ended"),
-                &["model", "ended"],
-                LONG_SECONDS,
-            )?,
-            queued: names.histograms(
-                ("weir_queue_seconds", "Time spent waiting to be let in"),
-                &["model"],
-                LONG_SECONDS,
-            )?,
-        })
-    }
-}
 
 /// All that is counted in this process. One per process, shared, kept over reloads.
 #[derive(Debug)]
@@ -172,63 +106,32 @@ impl Metrics {
         let names = Names { registry: Registry::new() };
         let families = Arc::new(Families::new(&names)?);
         let unknown_model = ModelMetrics::enter(&families, &ModelName::new(UNKNOWN_MODEL));
-        let cancels = names.counters(
-            "weir_cancels_total",
-            "Requests whose client left, by how far they had come",
-            &["phase"],
-        )?;
-        let reloads =
-            names.counters("weir_reloads_total", "Readings of the configuration", &["result"])?;
+        let cancels = names.counters(CANCELS_TOTAL, &["phase"])?;
+        let reloads = names.counters(RELOADS_TOTAL, &["result"])?;
         names
-            .gauges("weir_build_info", "1, with the version of this program", &["version"])?
+            .gauges(BUILD_INFO, &["version"])?
             .with_label_values(&[env!("CARGO_PKG_VERSION")])
             .set(1);
         Ok(Arc::new(Self {
             families,
             unknown_model,
             started,
-            in_flight: names.gauge("weir_in_flight_requests", "Requests that have not ended")?,
-            errors: names.counters("weir_errors_total", "Errors, by kind", &["kind"])?,
-            retries: names.counters(
-                "weir_retries_total",
-                "Further attempts, by the reason",
-                &["reason"],
-            )?,
-            refusals: names.counters(
-                "weir_refusals_total",
-                "Answers that Weir made itself to say no",
-                &["reason"],
-            )?,
+            in_flight: names.gauge(IN_FLIGHT_REQUESTS)?,
+            errors: names.counters(ERRORS_TOTAL, &["kind"])?,
+            retries: names.counters(RETRIES_TOTAL, &["reason"])?,
+            refusals: names.counters(REFUSALS_TOTAL, &["reason"])?,
             cancels: Counted::new(&cancels, &[]),
-            request_bytes: names.counter("weir_request_bytes_total", "Bytes of bodies received")?,
-            response_bytes: names.counter("weir_response_bytes_total", "Bytes of bodies sent")?,
+            request_bytes: names.counter(REQUEST_BYTES_TOTAL)?,
+            response_bytes: names.counter(RESPONSE_BYTES_TOTAL)?,
             buffered: Arc::default(),
-            buffered_bytes: names
-                .gauge("weir_buffered_bytes", "Bytes of answers kept for consumers now")?,
-            consumer_skipped: names.counters(
-                "weir_consumer_skipped_total",
-                "Answers that a consumer wanted and had to go without",
-                &["consumer", "reason"],
-            )?,
-            disguised: names.counters(
-                "weir_disguised_failures_total",
-                "Answers with status 200 that say inside that they failed",
-                &["kind"],
-            )?,
-            events_skipped: names.counter(
-                "weir_stream_events_skipped_total",
-                "Events of streams too large to be read; they were passed on all the same",
-            )?,
-            log_dropped: names.counter(
-                "weir_access_log_dropped_lines_total",
-                "Lines of the access log that were not written",
-            )?,
+            buffered_bytes: names.gauge(BUFFERED_BYTES)?,
+            consumer_skipped: names.counters(CONSUMER_SKIPPED_TOTAL, &["consumer", "reason"])?,
+            disguised: names.counters(DISGUISED_FAILURES_TOTAL, &["kind"])?,
+            events_skipped: names.counter(STREAM_EVENTS_SKIPPED_TOTAL)?,
+            log_dropped: names.counter(ACCESS_LOG_DROPPED_LINES_TOTAL)?,
             reloads: Counted::new(&reloads, &[]),
-            reload_success: names.seconds_gauge(
-                "weir_reload_success_timestamp_seconds",
-                "When the configuration in use was taken",
-            )?,
-            config: names.info("weir_config_info", "1, with the hash of the configuration")?,
+            reload_success: names.seconds_gauge(RELOAD_SUCCESS_TIMESTAMP_SECONDS)?,
+            config: names.info(CONFIG_INFO)?,
             registry: names.registry,
         }))
     }
@@ -359,48 +262,143 @@ impl Drop for InFlight {
     }
 }
 
-/// Makes families and registers them; fails when one name is used twice.
-struct Names {
-    registry: Registry,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Names {
-    fn enter<C: prometheus::core::Collector + Clone + 'static>(&self, family: C) -> Result<C> {
-        self.registry.register(Box::new(family.clone()))?;
-        Ok(family)
+    fn metrics() -> Arc<Metrics> {
+        Metrics::new(SystemTime::UNIX_EPOCH).unwrap()
     }
 
-    fn counter(&self, name: &str, help: &str) -> Result<IntCounter> {
-        self.enter(IntCounter::new(name, help)?)
+    /// The value of a series in the text.
+    pub(super) fn value(text: &str, series: &str) -> Option<f64> {
+        let rest = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '))?;
+        rest.parse().ok()
     }
 
-    fn counters(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec> {
-        self.enter(IntCounterVec::new(Opts::new(name, help), labels)?)
+    #[test]
+    fn a_request_is_in_flight_until_its_mark_is_dropped() {
+        let metrics = metrics();
+        let first = metrics.enter();
+        let second = metrics.enter();
+        assert_eq!(value(&metrics.encode(), "weir_in_flight_requests"), Some(2.0));
+        drop(first);
+        drop(second);
+        assert_eq!(value(&metrics.encode(), "weir_in_flight_requests"), Some(0.0));
     }
 
-    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge> {
-        self.enter(IntGauge::new(name, help)?)
+    #[test]
+    fn every_event_is_told_under_its_own_name() {
+        let metrics = metrics();
+        metrics.error("upstream_reset");
+        metrics.retry("connect_failed");
+        metrics.refusal("queue_full");
+        metrics.cancel(Phase::Queued);
+        metrics.request_bytes(7);
+        metrics.response_bytes(11);
+        metrics.buffered().store(13, Ordering::Relaxed);
+        metrics.consumer_skipped("usage", "too_large");
+        metrics.disguised_failure("aborted");
+        metrics.events_skipped(3);
+        metrics.log_dropped().inc();
+        let text = metrics.encode();
+        for (series, expected) in [
+            (r#"weir_errors_total{kind="upstream_reset"}"#, 1.0),
+            (r#"weir_retries_total{reason="connect_failed"}"#, 1.0),
+            (r#"weir_refusals_total{reason="queue_full"}"#, 1.0),
+            (r#"weir_cancels_total{phase="queued"}"#, 1.0),
+            (r#"weir_cancels_total{phase="streaming"}"#, 0.0),
+            ("weir_request_bytes_total", 7.0),
+            ("weir_response_bytes_total", 11.0),
+            ("weir_buffered_bytes", 13.0),
+            (r#"weir_consumer_skipped_total{consumer="usage",reason="too_large"}"#, 1.0),
+            (r#"weir_disguised_failures_total{kind="aborted"}"#, 1.0),
+            ("weir_stream_events_skipped_total", 3.0),
+            ("weir_access_log_dropped_lines_total", 1.0),
+            ("process_start_time_seconds", 0.0),
+        ] {
+            assert_eq!(value(&text, series), Some(expected), "{series} in {text}");
+        }
     }
 
-    fn gauges(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntGaugeVec> {
-        self.enter(IntGaugeVec::new(Opts::new(name, help), labels)?)
+    #[test]
+    fn only_a_reload_that_was_taken_moves_its_date() {
+        let metrics = metrics();
+        let second = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        metrics.reload(ReloadResult::Taken, second(5));
+        metrics.reload(ReloadResult::Refused, second(9));
+        let text = metrics.encode();
+        assert_eq!(value(&text, "weir_reload_success_timestamp_seconds"), Some(5.0));
+        assert_eq!(value(&text, r#"weir_reloads_total{result="taken"}"#), Some(1.0));
+        assert_eq!(value(&text, r#"weir_reloads_total{result="refused"}"#), Some(1.0));
     }
 
-    fn seconds_gauge(&self, name: &str, help: &str) -> Result<Gauge> {
-        self.enter(Gauge::new(name, help)?)
+    #[test]
+    fn the_hash_of_one_configuration_is_shown_at_a_time() {
+        let metrics = metrics();
+        metrics.config("aaaa");
+        metrics.config("bbbb");
+        let text = metrics.encode();
+        assert!(!text.contains("aaaa"));
+        assert_eq!(value(&text, r#"weir_config_info{hash="bbbb"}"#), Some(1.0));
     }
 
-    fn info(&self, name: &str, help: &str) -> Result<GaugeVec> {
-        self.enter(GaugeVec::new(Opts::new(name, help), &["hash"])?)
+    #[test]
+    fn every_number_has_a_help_text_and_our_prefix() {
+        let metrics = metrics();
+        for family in metrics.registry.gather() {
+            assert!(family.name().starts_with("weir_"), "{}", family.name());
+            assert!(!family.help().is_empty(), "{}", family.name());
+        }
     }
 
-    fn histograms(
-        &self,
-        (name, help): (&str, &str),
-        labels: &[&str],
-        buckets: &[f64],
-    ) -> Result<HistogramVec> {
-        let options = HistogramOpts::new(name, help).buckets(buckets.to_vec());
-        self.enter(HistogramVec::new(options, labels)?)
+    #[test]
+    fn buckets_reach_an_hour() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("r"));
+        let handle = metrics.replica(&model, &id);
+        handle.first_token(Duration::from_secs(3000));
+        let text = metrics.encode();
+        let bucket = |le: &str| {
+            let series =
+                format!(r#"weir_first_token_seconds_bucket{{model="m",replica="r",le="{le}"}}"#);
+            value(&text, &series)
+        };
+        assert_eq!(bucket("1800"), Some(0.0));
+        assert_eq!(bucket("3600"), Some(1.0));
+    }
+
+    #[test]
+    fn a_scrape_under_load_is_consistent_and_never_goes_back() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("r"));
+        let handle = metrics.replica(&model, &id);
+        let counted = 20_000;
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    for _ in 0..counted {
+                        handle.inter_token(Duration::from_millis(3), 1);
+                        metrics.request_bytes(1);
+                    }
+                });
+            }
+            let mut last = 0.0;
+            for _ in 0..50 {
+                let text = metrics.encode();
+                let labels = r#"{model="m",replica="r""#;
+                let all = format!("weir_inter_token_seconds_bucket{labels},le=\"+Inf\"}}");
+                let count = format!("weir_inter_token_seconds_count{labels}}}");
+                let tight = format!("weir_inter_token_seconds_bucket{labels},le=\"0.005\"}}");
+                let seen = value(&text, &count).unwrap();
+                assert_eq!(value(&text, &all), Some(seen));
+                assert_eq!(value(&text, &tight), Some(seen), "all were three milliseconds");
+                let bytes = value(&text, "weir_request_bytes_total").unwrap();
+                assert!(last <= bytes, "a counter went back from {last} to {bytes}");
+                last = bytes;
+            }
+        });
+        let text = metrics.encode();
+        assert_eq!(value(&text, "weir_request_bytes_total"), Some(f64::from(2 * counted)));
     }
 }

@@ -6,6 +6,7 @@
 mod access_log;
 mod diagnostics;
 mod facts;
+mod families;
 mod labels;
 mod line;
 mod metrics;

@@ -1,7 +1,7 @@
 //! Handles on the series of one replica or one model: found once, then only atomic additions.
 //! A handle gives its series back when it is dropped or retired, so that nothing is shown of what
 //! is gone; asked for again, the series are back at zero. No label look-up happens on the hot path.
-//! To add a series: a field in `Families` (metrics.rs), its handle here, its removal in `forget_*`.
+//! To add a series: a field in `Families` (families.rs), its handle here, its removal in `forget_*`.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -13,10 +13,10 @@ use parking_lot::{Mutex, RwLock};
 use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
 
 use super::facts::Usage;
+use super::families::Families;
 use super::labels::{
     AttemptOutcome, BreakerLabel, Ended, Label, ProbeResult, StatusClass, TokenKind,
 };
-use super::metrics::Families;
 use crate::names::{ModelName, ReplicaId};
 
 /// One counter per value of a label.
@@ -216,19 +216,23 @@ pub struct ReplicaMetrics {
 impl ReplicaMetrics {
     pub(super) fn enter(families: &Arc<Families>, model: &ModelName, id: &ReplicaId) -> Arc<Self> {
         let key = (model.clone(), id.clone());
-        families.pairs.enter(&key, || Self::forget(families, &key), |serial| {
-            let labels = [model.as_str(), id.as_str()];
-            Self {
-                attempts: Counted::new(&families.attempts, &labels),
-                tokens: Counted::new(&families.tokens, &labels),
-                first_byte: families.first_byte.with_label_values(&labels),
-                first_token: families.first_token.with_label_values(&labels),
-                inter_token: families.inter_token.with_label_values(&labels),
-                families: Arc::clone(families),
-                key: key.clone(),
-                serial,
-            }
-        })
+        families.pairs.enter(
+            &key,
+            || Self::forget(families, &key),
+            |serial| {
+                let labels = [model.as_str(), id.as_str()];
+                Self {
+                    attempts: Counted::new(&families.attempts, &labels),
+                    tokens: Counted::new(&families.tokens, &labels),
+                    first_byte: families.first_byte.with_label_values(&labels),
+                    first_token: families.first_token.with_label_values(&labels),
+                    inter_token: families.inter_token.with_label_values(&labels),
+                    families: Arc::clone(families),
+                    key: key.clone(),
+                    serial,
+                }
+            },
+        )
     }
 
     fn forget(families: &Families, (model, id): &(ModelName, ReplicaId)) {
@@ -303,20 +307,24 @@ pub struct ModelMetrics {
 
 impl ModelMetrics {
     pub(super) fn enter(families: &Arc<Families>, model: &ModelName) -> Arc<Self> {
-        families.models.enter(model, || Self::forget(families, model), |serial| {
-            let ended = Ended::ALL
-                .iter()
-                .map(|how| families.total.with_label_values(&[model.as_str(), how.text()]))
-                .collect();
-            Self {
-                requests: RwLock::default(),
-                ended,
-                queued: families.queued.with_label_values(&[model.as_str()]),
-                families: Arc::clone(families),
-                model: model.clone(),
-                serial,
-            }
-        })
+        families.models.enter(
+            model,
+            || Self::forget(families, model),
+            |serial| {
+                let ended = Ended::ALL
+                    .iter()
+                    .map(|how| families.total.with_label_values(&[model.as_str(), how.text()]))
+                    .collect();
+                Self {
+                    requests: RwLock::default(),
+                    ended,
+                    queued: families.queued.with_label_values(&[model.as_str()]),
+                    families: Arc::clone(families),
+                    model: model.clone(),
+                    serial,
+                }
+            },
+        )
     }
 
     fn forget(families: &Families, model: &ModelName) {
@@ -373,5 +381,191 @@ impl ModelMetrics {
 impl Drop for ModelMetrics {
     fn drop(&mut self) {
         self.retire();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::super::{Metrics, Usage};
+    use super::*;
+    use crate::names::Tokens;
+
+    fn metrics() -> Arc<Metrics> {
+        Metrics::new(SystemTime::UNIX_EPOCH).unwrap()
+    }
+
+    fn has(metrics: &Metrics, series: &str, value: &str) -> bool {
+        metrics.encode().lines().any(|line| line == format!("{series} {value}"))
+    }
+
+    #[test]
+    fn one_key_has_one_handle_while_it_is_held() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("r"));
+        let first = metrics.replica(&model, &id);
+        assert!(Arc::ptr_eq(&first, &metrics.replica(&model, &id)));
+        let other = metrics.replica(&ModelName::new("n"), &id);
+        assert!(!Arc::ptr_eq(&first, &other));
+    }
+
+    #[test]
+    fn what_is_counted_is_shown_under_its_labels() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("r"));
+        let state = metrics.replica_state(&id);
+        state.went_up();
+        state.breaker(BreakerLabel::Open);
+        state.probe(ProbeResult::Bad);
+        state.lease_taken();
+        state.lease_taken();
+        state.lease_given_back();
+        state.connected(Duration::from_millis(2));
+        let pair = metrics.replica(&model, &id);
+        pair.attempt(AttemptOutcome::Backpressure);
+        pair.first_byte(Duration::from_secs(1));
+        pair.first_token(Duration::from_secs(2));
+        pair.inter_token(Duration::from_secs(3), 3);
+        pair.inter_token(Duration::from_secs(3), 0);
+        pair.tokens(&Usage { prompt: Some(Tokens(16)), completion: Some(Tokens(6)), cached: None });
+        let all = metrics.model(&model);
+        all.request("chat_completions", 200);
+        all.request("chat_completions", 503);
+        all.request("completions", 0);
+        all.ended(Ended::ClientLeft, Duration::from_secs(4));
+        all.queued(Duration::from_secs(5));
+        for (series, value) in [
+            (r#"weir_replica_up{replica="r"}"#, "1"),
+            (r#"weir_replica_breaker_state{replica="r",state="open"}"#, "1"),
+            (r#"weir_replica_breaker_state{replica="r",state="closed"}"#, "0"),
+            (r#"weir_probes_total{replica="r",result="bad"}"#, "1"),
+            (r#"weir_probes_total{replica="r",result="good"}"#, "0"),
+            (r#"weir_replica_in_flight_requests{replica="r"}"#, "1"),
+            (r#"weir_connect_seconds_sum{replica="r"}"#, "0.002"),
+            (r#"weir_attempts_total{model="m",outcome="backpressure",replica="r"}"#, "1"),
+            (r#"weir_attempts_total{model="m",outcome="answered",replica="r"}"#, "0"),
+            (r#"weir_first_byte_seconds_sum{model="m",replica="r"}"#, "1"),
+            (r#"weir_first_token_seconds_sum{model="m",replica="r"}"#, "2"),
+            (r#"weir_inter_token_seconds_sum{model="m",replica="r"}"#, "1"),
+            (r#"weir_inter_token_seconds_count{model="m",replica="r"}"#, "1"),
+            (r#"weir_tokens_total{kind="prompt",model="m",replica="r"}"#, "16"),
+            (r#"weir_tokens_total{kind="completion",model="m",replica="r"}"#, "6"),
+            (r#"weir_tokens_total{kind="cached",model="m",replica="r"}"#, "0"),
+            (r#"weir_requests_total{api="chat_completions",model="m",status="2xx"}"#, "1"),
+            (r#"weir_requests_total{api="chat_completions",model="m",status="5xx"}"#, "1"),
+            (r#"weir_requests_total{api="completions",model="m",status="none"}"#, "1"),
+            (r#"weir_request_seconds_sum{ended="client_left",model="m"}"#, "4"),
+            (r#"weir_queue_seconds_sum{model="m"}"#, "5"),
+        ] {
+            assert!(has(&metrics, series, value), "{series} {value} in {}", metrics.encode());
+        }
+        state.went_down();
+        assert!(has(&metrics, r#"weir_replica_up{replica="r"}"#, "0"));
+    }
+
+    #[test]
+    fn a_replica_that_is_dropped_leaves_no_series_and_comes_back_at_zero() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("gone:8000"));
+        let start = metrics.encode().lines().count();
+        let state = metrics.replica_state(&id);
+        let pair = metrics.replica(&model, &id);
+        state.went_up();
+        pair.attempt(AttemptOutcome::Answered);
+        drop((state, pair));
+        let text = metrics.encode();
+        assert!(!text.contains("gone:8000"), "{text}");
+        assert_eq!(text.lines().count(), start);
+        let _again = metrics.replica(&model, &id);
+        let series = r#"weir_attempts_total{model="m",outcome="answered",replica="gone:8000"}"#;
+        assert!(has(&metrics, series, "0"));
+    }
+
+    #[test]
+    fn retiring_takes_series_away_at_once_and_a_late_drop_harms_no_successor() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("r"));
+        let series = r#"weir_attempts_total{model="m",outcome="answered",replica="r"}"#;
+        let old = metrics.replica(&model, &id);
+        let old_state = metrics.replica_state(&id);
+        let old_model = metrics.model(&model);
+        old_model.request("chat_completions", 200);
+        old.retire();
+        old_state.retire();
+        old_model.retire();
+        assert!(!metrics.encode().contains("\"m\""), "{}", metrics.encode());
+        assert!(!metrics.encode().contains("\"r\""), "{}", metrics.encode());
+        let new = metrics.replica(&model, &id);
+        let new_state = metrics.replica_state(&id);
+        assert!(!Arc::ptr_eq(&old, &new));
+        new.attempt(AttemptOutcome::Answered);
+        old.attempt(AttemptOutcome::Answered);
+        new_state.lease_taken();
+        old_state.lease_given_back();
+        drop((old, old_state));
+        assert!(has(&metrics, series, "1"));
+        assert!(has(&metrics, r#"weir_replica_in_flight_requests{replica="r"}"#, "1"));
+    }
+
+    #[test]
+    fn a_retired_model_grows_no_new_series() {
+        let metrics = metrics();
+        let model = metrics.model(&ModelName::new("old"));
+        model.request("chat_completions", 200);
+        model.retire();
+        model.request("chat_completions", 200);
+        model.request("completions", 200);
+        model.ended(Ended::Complete, Duration::ZERO);
+        assert!(!metrics.encode().contains("\"old\""), "{}", metrics.encode());
+    }
+
+    #[test]
+    fn a_thousand_churns_leave_as_many_series_as_before() {
+        let metrics = metrics();
+        let lines = || metrics.encode().lines().filter(|line| line.starts_with("weir_")).count();
+        let start = lines();
+        for round in 0..1000 {
+            let (model, id) = (ModelName::new("m"), ReplicaId::new(format!("r{round}")));
+            let state = metrics.replica_state(&id);
+            let pair = metrics.replica(&model, &id);
+            let all = metrics.model(&model);
+            pair.attempt(AttemptOutcome::Answered);
+            all.request("chat_completions", 200);
+            state.went_up();
+        }
+        assert_eq!(lines(), start);
+    }
+
+    #[test]
+    fn handles_taken_and_dropped_by_many_threads_end_with_no_series() {
+        let metrics = metrics();
+        let (model, id) = (ModelName::new("m"), ReplicaId::new("r"));
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..300 {
+                        let pair = metrics.replica(&model, &id);
+                        pair.attempt(AttemptOutcome::Answered);
+                        let all = metrics.model(&model);
+                        all.request("chat_completions", 200);
+                    }
+                });
+            }
+        });
+        let held = metrics.replica(&model, &id);
+        held.attempt(AttemptOutcome::Answered);
+        let series = r#"weir_attempts_total{model="m",outcome="answered",replica="r"}"#;
+        assert!(has(&metrics, series, "1"), "a new handle starts at zero and is shown");
+        drop(held);
+        assert!(!metrics.encode().contains("\"m\""));
+    }
+
+    #[test]
+    fn requests_of_models_nobody_knows_share_one_series() {
+        let metrics = metrics();
+        metrics.unknown_model().request("chat_completions", 404);
+        let series = r#"weir_requests_total{api="chat_completions",model="unknown",status="4xx"}"#;
+        assert!(has(&metrics, series, "1"));
     }
 }

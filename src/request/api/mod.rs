@@ -214,12 +214,7 @@ pub fn find<'p>(method: &str, path: &'p str) -> Found<'p> {
     Found { route: Route::Unknown, path: canonical, client_path: path, argument: None }
 }
 
-fn found<'p>(
-    method: &str,
-    client_path: &'p str,
-    path: Cow<'p, str>,
-    hit: table::Hit,
-) -> Found<'p> {
+fn found<'p>(method: &str, client_path: &'p str, path: Cow<'p, str>, hit: table::Hit) -> Found<'p> {
     let route = if hit.api.methods.takes(method) {
         Route::Api(hit.api)
     } else {
@@ -293,11 +288,32 @@ mod tests {
     #[test]
     fn no_spelling_reaches_a_closed_path() {
         for path in [
-            "/sleep", "/sleep/", "//sleep", "/./sleep", "/v1/../sleep", "/%73leep", "/slee%70/",
-            "/v1/%2e%2e/sleep", "/v1/%2E./sleep", "/x%2f..%2fsleep", "/%2Fsleep", "/sleep%0a",
-            "/sleep%0A", "/v1/responses/..%2f..%2f..%2fsleep", "/v1/models/../../sleep",
-            "/metrics", "/metrics/", "/metrics/x", "/metricsx", "/%6detrics/x", "/metrics%2fx",
-            "/%6detrics%ff", "/v1/chat/../../metrics", "/pause", "/collective_rpc", "/docs",
+            "/sleep",
+            "/sleep/",
+            "//sleep",
+            "/./sleep",
+            "/v1/../sleep",
+            "/%73leep",
+            "/slee%70/",
+            "/v1/%2e%2e/sleep",
+            "/v1/%2E./sleep",
+            "/x%2f..%2fsleep",
+            "/%2Fsleep",
+            "/sleep%0a",
+            "/sleep%0A",
+            "/v1/responses/..%2f..%2f..%2fsleep",
+            "/v1/models/../../sleep",
+            "/metrics",
+            "/metrics/",
+            "/metrics/x",
+            "/metricsx",
+            "/%6detrics/x",
+            "/metrics%2fx",
+            "/%6detrics%ff",
+            "/v1/chat/../../metrics",
+            "/pause",
+            "/collective_rpc",
+            "/docs",
         ] {
             for method in ["GET", "POST", "PUT", "OPTIONS"] {
                 let api = find(method, path).api();

@@ -170,7 +170,8 @@ impl Hit {
     pub(super) fn is_literal_safe(&self, path: &str) -> bool {
         let Some((start, end)) = self.argument else { return true };
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-        let reaches_a_replica = !matches!(self.api.treatment, Treatment::Answer | Treatment::Closed);
+        let reaches_a_replica =
+            !matches!(self.api.treatment, Treatment::Answer | Treatment::Closed);
         !reaches_a_replica || path.get(start..end).is_some_and(|part| part.bytes().all(plain))
     }
 }

@@ -12,243 +12,29 @@
 //! and a higher one. And however many look bad by their answers, [`eligible`] never lets a
 //! majority be left out: then it is the requests, not the replicas.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
-use serde::{Deserialize, Serialize};
-
 use crate::routing::unit_interval;
+
+mod eligible;
+#[cfg(test)]
+mod laws;
+mod options;
+mod words;
+
+pub use self::eligible::{Eligible, eligible};
+pub use self::options::BreakerOptions;
+pub use self::words::{Admission, Cause, Change, Outcome, Reason};
 
 /// Part of a pause that dice take away, so that many Weirs do not come back in the same moment.
 const JITTER_SHARE: f64 = 0.2;
 /// Doublings of a pause, at most; its limit is reached long before.
 const DOUBLINGS_MAX: u32 = 16;
-/// Longest pause that the options may ask for.
-const PAUSE_MAX: Duration = Duration::from_secs(3_600);
-
-/// When a replica that answers badly is left alone.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct BreakerOptions {
-    /// Failed connects, resets, timeouts and broken streams in a row that eject a replica; 0 for
-    /// never. Default 3.
-    pub failures_max: u32,
-    /// Answers of 5xx (but 503) in a row that eject a replica; 0 for never. Higher than
-    /// `failures_max`, for one bad request can make every engine answer 500. Default 10.
-    pub server_errors_max: u32,
-    /// How long the first ejection lasts; each further one lasts twice as long. Default `1s`.
-    #[serde(with = "humantime_serde")]
-    pub open_for: Duration,
-    /// The longest ejection. Default `30s`.
-    #[serde(with = "humantime_serde")]
-    pub open_for_max: Duration,
-    /// After an ejection one request at a time tries the replica. When such a trial has no answer
-    /// after this long, another one is let through. Default `5s`.
-    #[serde(with = "humantime_serde")]
-    pub trial_timeout: Duration,
-    /// How long bad outcomes are remembered while nothing new happens. Default `1m`.
-    #[serde(with = "humantime_serde")]
-    pub forget_after: Duration,
-    /// How long a replica that answered 429 or 503 is avoided while others are there; twice as long
-    /// each further time. An answer's `Retry-After` goes before it. Default `1s`.
-    #[serde(with = "humantime_serde")]
-    pub cool_off: Duration,
-    /// The longest such time, and the most that is believed of a `Retry-After`. Default `30s`.
-    #[serde(with = "humantime_serde")]
-    pub cool_off_max: Duration,
-    /// The part of a pool that may be left out for bad answers. When more look bad, all serve.
-    /// From 0 (nobody) to 1 (everybody). Failed connects are not counted. Default 0.5.
-    pub ejected_share_max: f64,
-}
-
-impl Default for BreakerOptions {
-    fn default() -> Self {
-        Self {
-            failures_max: 3,
-            server_errors_max: 10,
-            open_for: Duration::from_secs(1),
-            open_for_max: Duration::from_secs(30),
-            trial_timeout: Duration::from_secs(5),
-            forget_after: Duration::from_secs(60),
-            cool_off: Duration::from_secs(1),
-            cool_off_max: Duration::from_secs(30),
-            ejected_share_max: 0.5,
-        }
-    }
-}
-
-impl BreakerOptions {
-    /// What is wrong, as pairs of a path within this section and a message; empty when fine.
-    pub fn faults(&self) -> Vec<(String, String)> {
-        let mut faults = Vec::new();
-        let times = [
-            ("open_for", self.open_for),
-            ("open_for_max", self.open_for_max),
-            ("trial_timeout", self.trial_timeout),
-            ("forget_after", self.forget_after),
-            ("cool_off", self.cool_off),
-            ("cool_off_max", self.cool_off_max),
-        ];
-        for (path, time) in times {
-            if time.is_zero() || PAUSE_MAX < time {
-                faults.push((path.to_owned(), format!("{time:?} is not within 1ms to 1h")));
-            }
-        }
-        for (path, first, most) in [
-            ("open_for", self.open_for, self.open_for_max),
-            ("cool_off", self.cool_off, self.cool_off_max),
-        ] {
-            if most < first {
-                let advice = format!("{first:?} is above its limit {most:?}; raise `{path}_max`");
-                faults.push((path.to_owned(), advice));
-            }
-        }
-        if !(0.0..=1.0).contains(&self.ejected_share_max) {
-            let advice = format!("{} is not within 0 to 1; 0.5 is usual", self.ejected_share_max);
-            faults.push(("ejected_share_max".to_owned(), advice));
-        }
-        faults
-    }
-}
-
-/// How an attempt ended. One for each attempt, told when it ends; see also [`Breaker::answering`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// A whole answer of 2xx to 4xx, but not 429.
-    Answered,
-    /// 429 or 503: the engine is well and wants no more for now.
-    Backpressure {
-        /// What the answer's `Retry-After` said.
-        retry_after: Option<Duration>,
-    },
-    /// Another 5xx.
-    ServerError,
-    /// No connection was made.
-    ConnectFailed,
-    /// The connection died before an answer.
-    Reset,
-    /// No answer came in time.
-    TimedOut,
-    /// The answer began and was cut off.
-    BrokenStream,
-    /// The client went away first, or nobody knows how it ended; says nothing of the replica.
-    ClientLeft,
-}
-
-/// Why a replica is ejected: the last failure of the row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// Connections could not be made.
-    ConnectFailed,
-    /// Connections died before an answer.
-    Reset,
-    /// Answers did not come in time.
-    TimedOut,
-    /// Answers were cut off.
-    BrokenStream,
-    /// Answers were 5xx.
-    ServerErrors,
-}
-
-impl fmt::Display for Cause {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::ConnectFailed => "connect failed",
-            Self::Reset => "connection reset before an answer",
-            Self::TimedOut => "no answer in time",
-            Self::BrokenStream => "answer cut off",
-            Self::ServerErrors => "answer was a server error",
-        })
-    }
-}
 
 /// Which attempt an outcome belongs to: how much the breaker had seen when the attempt began.
 #[derive(Clone, Copy, Debug)]
 pub struct Ticket {
     at: u64,
-}
-
-/// What the breaker says of its replica at a moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Admission {
-    /// It may serve.
-    Ready,
-    /// It may serve if nobody else can.
-    CoolingOff {
-        /// When it is ready again.
-        until: Instant,
-    },
-    /// It was ejected and may serve one request that tries it.
-    Trial {
-        /// Why it was ejected.
-        cause: Cause,
-    },
-    /// It should not serve.
-    Ejected {
-        /// When a trial is due.
-        until: Instant,
-        /// Why it was ejected.
-        cause: Cause,
-    },
-}
-
-/// A change worth a line in the log; told once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
-    /// The replica was ejected.
-    Opened {
-        /// The last failure of the row.
-        cause: Cause,
-        /// Length of the row.
-        failures: u32,
-        /// For how long.
-        open_for: Duration,
-    },
-    /// The replica serves again.
-    Closed,
-}
-
-/// The same as [`Admission`], for a person.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reason {
-    /// It may serve.
-    Ready,
-    /// It refused work a moment ago.
-    CoolingOff {
-        /// For how long it is still avoided.
-        left: Duration,
-    },
-    /// A request may try it, or is just trying it.
-    OnTrial {
-        /// Why it was ejected.
-        cause: Cause,
-    },
-    /// It is left alone.
-    Ejected {
-        /// The last failure of the row.
-        cause: Cause,
-        /// Length of the row.
-        failures: u32,
-        /// Until a trial is due.
-        left: Duration,
-    },
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Ready => f.write_str("ready"),
-            Self::CoolingOff { left } => {
-                write!(f, "cooling off for {:.1} s after 429 or 503", left.as_secs_f64())
-            }
-            Self::OnTrial { cause } => write!(f, "on trial after: {cause}"),
-            Self::Ejected { cause, failures, left } => {
-                let left = left.as_secs_f64();
-                write!(f, "ejected for {left:.1} s after {failures} in a row, the last: {cause}")
-            }
-        }
-    }
 }
 
 /// Events in a row, forgotten when the last one is long ago.
@@ -346,14 +132,17 @@ impl Breaker {
     /// choice, so that two attempts cannot both take it.
     pub fn enter(&mut self, now: Instant) -> Ticket {
         self.forget_if_old(now);
-        if let Admission::Trial { .. } = self.admission(now) {
-            let at = self.mark();
-            let lost_at = after(now, self.options.trial_timeout);
-            if let State::Open { trial, .. } = &mut self.state {
-                *trial = Some(Trial { at, lost_at });
-            }
+        if !matches!(self.admission(now), Admission::Trial { .. }) {
+            return Ticket { at: self.events };
         }
-        Ticket { at: self.events }
+        let at = self.mark();
+        // Those that begin after it must not be taken for it.
+        self.mark();
+        let lost_at = after(now, self.options.trial_timeout);
+        if let State::Open { trial, .. } = &mut self.state {
+            *trial = Some(Trial { at, lost_at });
+        }
+        Ticket { at }
     }
 
     /// The head of a good answer came: a trial has succeeded, long before its stream ends. Rows of
@@ -563,66 +352,6 @@ impl Breaker {
     fn mark(&mut self) -> u64 {
         self.events += 1;
         self.events
-    }
-}
-
-/// Which replicas of a pool may serve a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Eligible {
-    /// Those that are ready or due for a trial.
-    Sound,
-    /// These, and those ejected for their answers: too many look bad for it to be their fault.
-    Doubtful,
-    /// Those that are cooling off, for want of others.
-    Cooling,
-    /// All, for want of anybody better.
-    Anyone,
-}
-
-impl Eligible {
-    /// Whether a replica of this admission may serve.
-    pub fn admits(self, admission: Admission) -> bool {
-        match (self, admission) {
-            (Self::Anyone, _) => true,
-            (Self::Cooling, admission) => matches!(admission, Admission::CoolingOff { .. }),
-            (_, Admission::Ready | Admission::Trial { .. }) => true,
-            (Self::Doubtful, Admission::Ejected { cause, .. }) => cause != Cause::ConnectFailed,
-            (Self::Sound | Self::Doubtful, _) => false,
-        }
-    }
-}
-
-/// Which of a pool may serve, from what the breaker says of each that the probes think well of.
-///
-/// When more than `ejected_share_max` of them look bad by their answers, ejection for answers is
-/// ignored: a fleet does not fall ill together, but bad requests reach all of it. Failed connects
-/// are no matter of opinion; such a replica is tried before its time only when nobody is left.
-pub fn eligible(
-    admissions: impl IntoIterator<Item = Admission>,
-    options: &BreakerOptions,
-) -> Eligible {
-    let (mut all, mut sound, mut cooling, mut doubtful, mut unsure) = (0_u32, 0_u32, 0_u32, 0, 0);
-    for admission in admissions {
-        all += 1;
-        match admission {
-            Admission::Ready => sound += 1,
-            Admission::CoolingOff { .. } => cooling += 1,
-            Admission::Trial { cause } => {
-                sound += 1;
-                unsure += u32::from(cause != Cause::ConnectFailed);
-            }
-            Admission::Ejected { cause, .. } => doubtful += u32::from(cause != Cause::ConnectFailed),
-        }
-    }
-    let looks_bad = f64::from(doubtful + unsure);
-    if 0 < doubtful && options.ejected_share_max * f64::from(all) < looks_bad {
-        Eligible::Doubtful
-    } else if 0 < sound {
-        Eligible::Sound
-    } else if 0 < cooling {
-        Eligible::Cooling
-    } else {
-        Eligible::Anyone
     }
 }
 
