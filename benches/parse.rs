@@ -11,11 +11,10 @@ use weir::request::{self, Inference, Limits};
 
 /// A chat whose one message holds `content`, JSON-escaped already.
 fn chat(content: &str) -> Bytes {
-    Bytes::from(format!(
-        "{{\"model\": \"org/some-model-8b\", \"messages\": [{{\"role\": \"user\", \"content\": {content}}}], \
-         \"max_tokens\": 256, \"temperature\": 0.7, \"stream\": true, \
-         \"stream_options\": {{\"include_usage\": true}}}}"
-    ))
+    let head = r#"{"model": "org/some-model-8b", "messages": [{"role": "user", "content": "#;
+    let tail = r#"}], "max_tokens": 256, "temperature": 0.7, "stream": true,
+        "stream_options": {"include_usage": true}}"#;
+    Bytes::from([head, content, tail].concat())
 }
 
 /// Prose with quotes, line breaks and escapes, as a chat client sends it.
@@ -29,9 +28,8 @@ fn escaped_text(bytes: usize) -> String {
 fn image(bytes: usize) -> String {
     let digits = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ/+Zz0123";
     let data = digits.repeat(bytes / digits.len() + 1);
-    format!(
-        "[{{\"type\": \"image_url\", \"image_url\": {{\"url\": \"data:image/png;base64,{data}\"}}}}]"
-    )
+    let head = r#"[{"type": "image_url", "image_url": {"url": "data:image/png;base64,"#;
+    [head, &data, r#""}}]"#].concat()
 }
 
 fn bodies() -> Vec<(&'static str, Bytes)> {

@@ -150,7 +150,7 @@ fn engine(scenario: &Scenario) -> EngineServer {
         instant: InstantOptions { tokens: scenario.tokens, gap: scenario.gap },
         ..Options::default()
     };
-    EngineServer::start(options, "127.0.0.1:0").unwrap()
+    EngineServer::start(options, SocketAddr::from(([127, 0, 0, 1], 0))).unwrap()
 }
 
 #[derive(Default)]

@@ -68,13 +68,8 @@ impl Admin {
     }
 
     fn metrics(&self) -> Response<Vec<u8>> {
-        match self.control.shared().metrics.encode() {
-            Ok(text) => whole(StatusCode::OK, METRICS_TYPE, text.into_bytes()),
-            Err(error) => json(
-                StatusCode::INTERNAL_SERVER_ERROR,
-                &json!({"error": format!("metrics cannot be written: {error}")}),
-            ),
-        }
+        let text = self.control.shared().metrics.encode();
+        whole(StatusCode::OK, METRICS_TYPE, text.into_bytes())
     }
 
     fn ready(&self) -> Response<Vec<u8>> {

@@ -14,9 +14,7 @@ use super::options::LISTENERS_MAX;
 use super::read::Findings;
 use super::tls;
 use super::tree::Node;
-use crate::fleet::secret::Secret;
-use crate::fleet::url::{ReplicaUrl, UrlFault};
-use crate::fleet::{ReplicaOptions, TlsOptions};
+use crate::fleet::{ReplicaOptions, ReplicaUrl, Secret, TlsOptions, UrlFault};
 use crate::names::ModelName;
 
 /// vLLM's server closes a connection that was idle for this long; an idle connection kept longer
@@ -315,4 +313,158 @@ fn request_faults(config: &Config) -> Vec<(String, String)> {
         fault("nesting_depth_max", "every body would be refused; 256 is usual");
     }
     faults
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Config, Loaded};
+
+    fn told(text: &str) -> Vec<String> {
+        let faults = Config::parse(text).err().unwrap_or_default();
+        faults.iter().map(ToString::to_string).collect()
+    }
+
+    fn replicas(list: &str) -> Vec<String> {
+        told(&format!("fleet: {{replicas: [{list}]}}"))
+    }
+
+    #[track_caller]
+    fn assert_one(told: &[String], words: &[&str]) {
+        assert_eq!(told.len(), 1, "{told:?}");
+        for word in words {
+            assert!(told[0].contains(word), "`{word}` is not said in: {}", told[0]);
+        }
+    }
+
+    #[test]
+    fn two_of_us_cannot_listen_on_one_address() {
+        for (one, other) in [
+            ("0.0.0.0:80", "0.0.0.0:80"),
+            ("0.0.0.0:80", "127.0.0.1:80"),
+            ("[::]:80", "0.0.0.0:80"),
+            ("10.0.0.1:80", "[::]:80"),
+        ] {
+            let told =
+                told(&format!("listen: [{{address: '{one}'}}, {{address: '{other}'}}]"));
+            assert_one(&told, &["listen[1].address", "listens there already"]);
+        }
+        for (one, other) in [
+            ("0.0.0.0:80", "0.0.0.0:81"),
+            ("10.0.0.1:80", "10.0.0.2:80"),
+            ("0.0.0.0:0", "0.0.0.0:0"),
+            ("0.0.0.0:80", "[::1]:80"),
+        ] {
+            assert!(
+                told(&format!("listen: [{{address: '{one}'}}, {{address: '{other}'}}]")).is_empty()
+            );
+        }
+        assert_one(&told("admin: {address: '127.0.0.1:8080'}"), &["admin.address", "its own port"]);
+        assert!(told("admin: {address: off}").is_empty());
+        assert_one(&told("listen: []"), &["nothing to listen on"]);
+    }
+
+    #[test]
+    fn a_broken_url_is_shown_mended() {
+        for (url, words) in [
+            ("127.0.0.1:8001", ["no scheme", "`http://127.0.0.1:8001`"]),
+            ("//a:8001", ["no scheme", "`http://a:8001`"]),
+            ("http://a:8001 ", ["white space around", "`http://a:8001`"]),
+            ("http://a b", ["white space in", "`http://HOST:PORT`"]),
+            ("ws://a", ["unknown scheme", "`https://`"]),
+            ("http://fd00::5:8000", ["without brackets", "`http://[fd00::5]:8000`"]),
+            ("http://fd00::5:8000/m", ["without brackets", "`http://[fd00::5]:8000/m`"]),
+            ("http://a:0", ["not a port", "`http://HOST:PORT`"]),
+            ("http://", ["not a host name", "`http://HOST:PORT`"]),
+            ("http://a/?x=1", ["a query or fragment", "leave"]),
+            ("http://u:p@a", ["a user or password", "`api_key`"]),
+            ("", ["the URL is missing", "`http://HOST:PORT`"]),
+        ] {
+            let told = replicas(&format!("{{url: 'http://ok'}}, {{url: '{url}'}}"));
+            assert_one(&told, &["fleet.replicas[1].url", words[0], words[1]]);
+        }
+        assert!(replicas("{url: 'HTTP://127.0.0.1:8001'}").is_empty(), "any case is fine");
+    }
+
+    #[test]
+    fn one_server_named_twice_is_refused() {
+        for (one, other) in [
+            ("http://a:8000", "http://a:8000"),
+            ("http://a", "HTTP://A:80/"),
+            ("https://a/m", "https://a:443/m/v1/"),
+        ] {
+            let told = replicas(&format!("{{url: '{one}'}}, {{url: '{other}', id: b}}"));
+            assert_one(&told, &["fleet.replicas[1].url", "the same place as fleet.replicas[0]"]);
+            let told = replicas(&format!("{{url: '{one}'}}, {{url: '{other}'}}"));
+            assert!(told[0].contains("the same place"), "{told:?}");
+        }
+        let told = replicas("{url: 'http://a', id: x}, {url: 'http://b', id: x}");
+        assert_one(&told, &["fleet.replicas[1].id"]);
+        assert!(replicas("{url: 'http://a/m1'}, {url: 'http://a/m2'}").is_empty());
+    }
+
+    #[test]
+    fn an_alias_may_not_hide_a_model_nor_lead_in_a_circle() {
+        let fleet = |aliases: &str| {
+            told(&format!(
+                "fleet: {{replicas: [{{url: 'http://a', models: [m, 'org/n.1']}}], aliases: {aliases}}}"
+            ))
+        };
+        assert_one(&fleet("{m: org/n.1}"), &["fleet.aliases.m", "would hide it"]);
+        assert_one(&fleet("{org/n.1: m}"), &["fleet.aliases.\"org/n.1\"", "would hide it"]);
+        let circle = fleet("{a: b, b: c, c: a}");
+        assert!(circle.iter().all(|told| told.contains("circle")), "{circle:?}");
+        assert!(!circle.is_empty());
+        assert_one(&fleet("{a: a}"), &["circle"]);
+        assert!(fleet("{gpt-4: m, short: gpt-4}").is_empty());
+        assert_one(&fleet("{a: m, a: org/n.1}"), &["fleet.aliases.a", "a second time"]);
+    }
+
+    #[test]
+    fn an_unknown_policy_is_told_the_known_ones() {
+        let told = told("routing: {policy: random}");
+        assert_one(&told, &["routing.policy", "round_robin", "least_load", "power_of_two", "session"]);
+    }
+
+    #[test]
+    fn certificates_that_are_not_there_are_faults() {
+        let text = "listen: [{tls: {certificate: /no/a.crt, key: /no/a.key}}]";
+        let faults = told(text);
+        assert_eq!(faults.len(), 2, "{faults:?}");
+        assert!(faults[0].contains("listen[0].tls.certificate: the file `/no/a.crt` does not exist"));
+        assert_one(
+            &told("listen: [{tls: {certificate: /no/a.crt}}]"),
+            &["listen[0].tls", "`key` is missing"],
+        );
+        assert_one(
+            &replicas("{url: 'https://a', tls: {ca: /no/ca.pem}}"),
+            &["fleet.replicas[0].tls.ca", "`/no/ca.pem` does not exist"],
+        );
+    }
+
+    #[test]
+    fn what_should_not_stay_so_is_a_warning() {
+        let text = "
+admin: {address: '0.0.0.0:9090'}
+fleet:
+  replicas:
+    - {url: 'https://a', api_key: k-1, tls: {verify: false}, models: [m]}
+  aliases: {short: gone}
+proxy: {timeouts: {replica_idle: 5s}}
+";
+        let loaded = Loaded::from_text(text);
+        assert!(loaded.config.is_ok(), "{:?}", loaded.config);
+        let told: Vec<_> =
+            loaded.warnings.iter().map(|w| format!("{} {}", w.line.unwrap(), w.path)).collect();
+        let expected = [
+            "2 admin.address",
+            "5 fleet.replicas[0].api_key",
+            "5 fleet.replicas[0].tls.verify",
+            "6 fleet.aliases.short",
+            "7 proxy.timeouts.replica_idle",
+        ];
+        assert_eq!(told, expected);
+        let fine = "fleet: {replicas: [{url: 'http://a'}], aliases: {x: y}}";
+        assert_eq!(Loaded::from_text(fine).warnings, []);
+        assert_eq!(Loaded::from_text("server: {}").warnings[0].path, "fleet.replicas");
+    }
 }

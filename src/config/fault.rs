@@ -110,7 +110,9 @@ impl Path {
             } else if let Some(after) = rest.strip_prefix('.') {
                 rest = after;
             } else {
-                let end = rest.find(['.', '[']).unwrap_or(rest.len());
+                // At least one character, be it a bracket that is never closed.
+                let first = rest.chars().next().map_or(1, char::len_utf8);
+                let end = rest[first..].find(['.', '[']).map_or(rest.len(), |end| first + end);
                 steps.push(Step::Key(rest[..end].to_owned()));
                 rest = &rest[end..];
             }
@@ -181,14 +183,17 @@ fn shorten(text: &str) -> String {
 }
 
 fn without_credentials(text: &str) -> String {
-    let Some((scheme, rest)) = text.split_once("://") else { return text.to_owned() };
-    let rest = match rest.split_once('@') {
+    let (scheme, rest) = match text.split_once("://") {
+        Some((scheme, rest)) => (format!("{scheme}://"), rest),
+        None => (String::new(), text),
+    };
+    let rest = match rest.rsplit_once('@') {
         Some((_, host)) => format!("***@{host}"),
         None => rest.to_owned(),
     };
     match rest.split_once('?') {
-        Some((before, _)) => format!("{scheme}://{before}?***"),
-        None => format!("{scheme}://{rest}"),
+        Some((before, _)) => format!("{scheme}{before}?***"),
+        None => format!("{scheme}{rest}"),
     }
 }
 
@@ -254,6 +259,7 @@ mod tests {
     #[test]
     fn what_an_url_hides_is_not_quoted() {
         assert_eq!(quote("http://user:k-1@host/x?key=k-2"), "\"http://***@host/x?***\"");
+        assert_eq!(quote("user:k-1@k-1@host"), "\"***@host\"");
         assert_eq!(quote("http://host:1/x"), "\"http://host:1/x\"");
     }
 

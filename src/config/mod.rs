@@ -36,7 +36,7 @@ pub use self::options::{
     AdminOptions, LISTENERS_MAX, ListenOptions, ListenTlsOptions, ServerOptions,
 };
 pub use self::report::check_file;
-pub use self::show::{Applies, DIFFERENCES_MAX, Difference, differences};
+pub use self::show::{Applies, DIFFERENCES_MAX, Difference, Shown, differences};
 
 /// Everything the operator asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -15,7 +15,7 @@ use serde::de::{
 use super::fault::{Fault, Path, Step, nearest};
 use super::tree::Node;
 use super::wording;
-use crate::fleet::secret::Secret;
+use crate::fleet::Secret;
 
 /// More faults than this help nobody; the rest shows when these are mended.
 pub(super) const FAULTS_MAX: usize = 100;
@@ -26,6 +26,10 @@ pub(super) struct Findings {
     faults: BTreeMap<Path, Vec<Fault>>,
     /// What was cut out of the tree.
     holes: BTreeSet<Path>,
+    /// Keys that are unknown where they stand and like none that is known there.
+    unknown: BTreeSet<Path>,
+    /// Keys that were meant by others, misspelt.
+    meant: BTreeSet<Path>,
     /// Which occurrence of a key a fault is about, where it is not the first.
     pub(super) occurrences: BTreeMap<Path, usize>,
 }
@@ -40,12 +44,26 @@ impl Findings {
         }
     }
 
-    /// Notes a fault found in what could be read, unless it only follows from a hole.
+    /// Notes a fault found in what could be read, unless it only follows from a hole or from a
+    /// misspelt key.
     pub(super) fn note_checked(&mut self, path: &Path, fault: Fault) {
         let path = self.original(path);
         let follows = self.holes.iter().any(|hole| hole.touches(&path));
-        if !follows && !self.faults.contains_key(&path) {
+        if !follows && !self.meant.contains(&path) && !self.faults.contains_key(&path) {
             self.note(&path, fault);
+        }
+    }
+
+    /// Replaces the advice for unknown keys that are known elsewhere.
+    pub(super) fn advise_unknown(&mut self, place: impl Fn(&str) -> Option<String>) {
+        for path in &self.unknown {
+            let Some(Step::Key(key)) = path.0.last() else { continue };
+            let Some(place) = place(key) else { continue };
+            for fault in self.faults.get_mut(path).into_iter().flatten() {
+                if fault.problem == wording::UNKNOWN {
+                    fault.advice = Some(format!("it belongs elsewhere: `{place}`"));
+                }
+            }
         }
     }
 
@@ -230,9 +248,14 @@ impl<'n> Reader<'n> {
                 findings.occurrences.insert(path.clone(), *seen);
                 findings.note(&path, wording::given_twice());
             } else if known.is_some_and(|known| !known.contains(&key.as_str())) {
-                let advice = wording::meant(key, known.unwrap_or_default());
-                let fault = Fault::new("", "unknown key").advise(advice);
-                self.findings.borrow_mut().note(&path, fault);
+                let known = known.unwrap_or_default();
+                let fault = Fault::new("", wording::UNKNOWN).advise(wording::meant(key, known));
+                let mut findings = self.findings.borrow_mut();
+                findings.note(&path, fault);
+                match nearest(key, known) {
+                    Some(near) => findings.meant.insert(self.path.key(near)),
+                    None => findings.unknown.insert(path),
+                };
             } else if *value != Node::Hole {
                 good.push((key.as_str(), value));
             }

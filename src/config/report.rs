@@ -126,11 +126,9 @@ FILE:3: fleet.replicas[0].url: no scheme, found \"a:1\"
     write `http://a:1`
 FILE:4: fleet.replicas[1].ulr: unknown key
     did you mean `url`?
-FILE:4: fleet.replicas[1].url: the URL is missing
-    write `http://HOST:PORT`, as in `http://10.0.0.5:8000`
 FILE:5: server.grace: not a duration, found 5
     write the unit too: `5s` for seconds, `5ms` for milliseconds, or `5m` for minutes
-FILE: 4 faults
+FILE: 3 faults
 ";
         assert_eq!(err, expected);
     }

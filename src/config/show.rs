@@ -59,6 +59,28 @@ impl Shown {
     }
 }
 
+/// Where in the config a key of this name is known, if anywhere: `proxy.timeouts` for `timeouts`.
+pub(super) fn place_of(key: &str) -> Option<String> {
+    // Those nearest to the root first.
+    let mut level = vec![(Path::default(), Config::default().shown().0)];
+    while !level.is_empty() {
+        let mut below = Vec::new();
+        for (path, value) in level {
+            let Value::Mapping(entries) = value else { continue };
+            for (name, value) in entries {
+                let Value::String(name) = name else { continue };
+                let path = path.key(&name);
+                if name == key {
+                    return Some(path.to_string());
+                }
+                below.push((path, value));
+            }
+        }
+        level = below;
+    }
+    None
+}
+
 /// When a changed key takes effect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Applies {
@@ -218,7 +240,7 @@ fleet: {replicas: [{url: 'http://a:1', weight: 0.1}, {url: 'http://b:1'}], alias
             "listen[0].address \"0.0.0.0:8081\" AtRestart",
             "fleet.replicas[0].api_key none Now",
             "fleet.replicas[0].weight 0.1 Now",
-            "fleet.replicas[1] {\"url\":\"http://b:1\" Now",
+            "fleet.replicas[1] {\"url\":\"http://b:1\", Now",
             "fleet.aliases.x \"y\" Now",
             "routing.policy \"round_robin\" Now",
             "server.threads 4 AtRestart",

@@ -338,7 +338,7 @@ mod tests {
     struct Bench {
         folder: tempfile::TempDir,
         watch: Watch,
-        reloads: mpsc::Receiver<(Cause, String)>,
+        reloads: Receiver<(Cause, String)>,
     }
 
     impl Bench {

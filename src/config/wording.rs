@@ -13,6 +13,9 @@ const DURATION: &str = "a duration";
 const SIZE: &str = "an integer or string";
 const SIZE_TEXT: &str = "parsable string";
 
+/// The problem of a key nobody knows.
+pub(super) const UNKNOWN: &str = "unknown key";
+
 pub(super) fn is_duration(wanted: &dyn Expected) -> bool {
     wanted.to_string() == DURATION
 }
@@ -64,7 +67,10 @@ pub(super) fn advice_unquoted(wanted: &str) -> Option<String> {
         "a secret" => "write `{env: NAME}`, `{file: PATH}` or the text in quotes",
         _ if wanted.starts_with("struct ") => "write its keys below it, indented",
         _ => {
-            return range(wanted).map(|(min, max)| format!("write a number from {min} to {max}"));
+            return range(wanted).map(|range| match range {
+                Some((min, max)) => format!("write a number from {min} to {max}"),
+                None => "write a number".to_owned(),
+            });
         }
     };
     Some(advice.to_owned())
@@ -90,15 +96,17 @@ fn problem(wanted: &str, node: &Node) -> String {
     kind.to_owned()
 }
 
-/// The bounds of the number type that was wanted.
-fn range(wanted: &str) -> Option<(String, String)> {
+/// The bounds of the number type that was wanted, if it was one and has such.
+fn range(wanted: &str) -> Option<Option<(String, String)>> {
     macro_rules! bounds {
         ($($kind:ident)*) => {
             match wanted.strip_prefix("a nonzero ") {
-                $(Some(stringify!($kind)) => Some(("1".to_owned(), $kind::MAX.to_string())),)*
+                $(Some(stringify!($kind)) => Some(Some(("1".to_owned(), $kind::MAX.to_string()))),)*
                 _ => match wanted {
-                    $(stringify!($kind) => Some(($kind::MIN.to_string(), $kind::MAX.to_string())),)*
-                    "f32" | "f64" => Some(("0".to_owned(), "any".to_owned())),
+                    $(stringify!($kind) => {
+                        Some(Some(($kind::MIN.to_string(), $kind::MAX.to_string())))
+                    })*
+                    "f32" | "f64" => Some(None),
                     _ => None,
                 },
             }

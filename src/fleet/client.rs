@@ -28,26 +28,26 @@ pub(super) struct Client {
 /// What to ask, and for how long.
 pub(super) struct Query<'a> {
     /// Where to connect.
-    pub peer: HttpPeer,
+    pub(super) peer: HttpPeer,
     /// The `Host` header.
-    pub authority: &'a str,
+    pub(super) authority: &'a str,
     /// The path, prefix included.
-    pub path: &'a str,
+    pub(super) path: &'a str,
     /// Sent as `Authorization: Bearer`.
-    pub api_key: Option<&'a Secret>,
+    pub(super) api_key: Option<&'a Secret>,
     /// For connecting, asking and reading together.
-    pub timeout: Duration,
+    pub(super) timeout: Duration,
     /// A longer body counts as no answer.
-    pub body_bytes_max: usize,
+    pub(super) body_bytes_max: usize,
 }
 
 /// What came back.
 #[derive(Debug)]
 pub(super) struct Answer {
     /// Status code.
-    pub status: u16,
+    pub(super) status: u16,
     /// The whole body.
-    pub body: Bytes,
+    pub(super) body: Bytes,
 }
 
 /// At which point there was no answer.
@@ -67,19 +67,19 @@ pub(super) enum Stage {
 #[derive(Debug)]
 pub(super) struct Silence {
     /// At which point.
-    pub stage: Stage,
+    pub(super) stage: Stage,
     /// In words, for the admin API and the log.
-    pub reason: String,
+    pub(super) reason: String,
 }
 
 impl Client {
     /// Loads the platform's certificate authorities once.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { connector: Connector::new(None) }
     }
 
     /// Asks, and reads the whole answer.
-    pub async fn get(&self, query: Query<'_>) -> Result<Answer, Silence> {
+    pub(super) async fn get(&self, query: Query<'_>) -> Result<Answer, Silence> {
         let deadline = Instant::from_std(clock::now()) + query.timeout;
         let connecting = self.connector.get_http_session(&query.peer);
         let session = match tokio::time::timeout_at(deadline, connecting).await {
@@ -97,14 +97,14 @@ impl Client {
 
 impl Stage {
     /// Whether there was no connection.
-    pub fn is_connecting(self) -> bool {
+    pub(super) fn is_connecting(self) -> bool {
         matches!(self, Self::Connect | Self::ConnectTime)
     }
 }
 
 impl Silence {
     /// There is no address to connect to.
-    pub fn nowhere() -> Self {
+    pub(super) fn nowhere() -> Self {
         Self { stage: Stage::Connect, reason: "no address".to_owned() }
     }
 

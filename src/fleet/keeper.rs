@@ -37,12 +37,12 @@ struct Waking {
 
 impl Wake {
     /// Something changed. Cheap, and never waits.
-    pub fn wake(&self) {
+    pub(super) fn wake(&self) {
         self.0.news.notify_one();
     }
 
     /// Puts a new keeper in charge and ends the one before.
-    pub fn supervise(&self, keeper: AbortHandle) {
+    pub(super) fn supervise(&self, keeper: AbortHandle) {
         if let Some(former) = self.0.keeper.lock().replace(keeper) {
             former.abort();
         }
@@ -52,17 +52,17 @@ impl Wake {
 
 /// What the keeper keeps.
 pub(super) struct Kept {
-    pub options: Options,
-    pub replicas: Vec<Arc<Replica>>,
-    pub backends: Backends,
-    pub roster: ArcSwap<Roster>,
-    pub metrics: Arc<Metrics>,
-    pub wake: Wake,
-    pub created: u64,
+    pub(super) options: Options,
+    pub(super) replicas: Vec<Arc<Replica>>,
+    pub(super) backends: Backends,
+    pub(super) roster: ArcSwap<Roster>,
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) wake: Wake,
+    pub(super) created: u64,
 }
 
 impl Kept {
-    pub fn new(
+    pub(super) fn new(
         options: Options,
         replicas: Vec<Arc<Replica>>,
         metrics: Arc<Metrics>,
@@ -85,7 +85,7 @@ impl Kept {
     }
 
     /// Whether the operator wants no new request on it. At work when this returns.
-    pub fn drain(&self, replica: &Arc<Replica>, draining: bool) {
+    pub(super) fn drain(&self, replica: &Arc<Replica>, draining: bool) {
         replica.state().set_draining(draining);
         if let Some(backend) = backend_of(replica) {
             self.backends.set_enable(&backend, replica.state().enabled());
@@ -94,7 +94,7 @@ impl Kept {
     }
 
     /// Works until it is aborted.
-    pub async fn keep(&self) {
+    pub(super) async fn keep(&self) {
         loop {
             self.pass().await;
             tokio::time::sleep(PAUSE).await;

@@ -59,7 +59,7 @@ use self::discovery::Lookups;
 use self::keeper::{Kept, Wake};
 use self::replica::Making;
 use crate::clock;
-use crate::names::ReplicaId;
+use crate::names::{ModelName, ReplicaId};
 use crate::routing::SlowStartOptions;
 use crate::telemetry::Metrics;
 
@@ -191,6 +191,16 @@ impl Fleet {
     /// Where a request for `model` goes, as it stands now. Takes no lock.
     pub fn resolve(&self, model: Option<&str>) -> Resolved {
         self.kept.roster.load().resolve(model)
+    }
+
+    /// Where a request goes that names no model and needs none: to any replica.
+    pub fn everyone(&self) -> Resolved {
+        self.kept.roster.load().everyone()
+    }
+
+    /// Every model that a client may name.
+    pub fn known(&self) -> Arc<[ModelName]> {
+        self.kept.roster.load().known()
     }
 
     /// The body of `GET /v1/models`: one card for each model that [`Fleet::resolve`] knows.

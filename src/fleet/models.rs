@@ -17,17 +17,17 @@ pub const CARDS_MAX: usize = 1024;
 
 /// A model as one engine describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Card {
+pub(super) struct Card {
     /// What clients call it.
-    pub id: ModelName,
+    pub(super) id: ModelName,
     /// The JSON object, byte for byte as the engine sent it.
-    pub json: Arc<str>,
+    pub(super) json: Arc<str>,
 }
 
 /// An answer that is not a list of models.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer is not a list of models")]
-pub struct NoList(#[from] serde_json::Error);
+pub(super) struct NoList(#[from] serde_json::Error);
 
 #[derive(Deserialize)]
 struct List<'a> {
@@ -50,7 +50,7 @@ struct Spotted<'a> {
 impl Card {
     /// A card for a model that the config names and no engine has described yet. `created` is in
     /// seconds since 1970.
-    pub fn bare(id: &ModelName, created: u64) -> Self {
+    pub(super) fn bare(id: &ModelName, created: u64) -> Self {
         let name = quoted(id);
         let json = format!(
             r#"{{"id":{name},"object":"model","created":{created},"owned_by":"vllm"}}"#
@@ -59,7 +59,7 @@ impl Card {
     }
 
     /// The same card under another id; no other byte changes.
-    pub fn renamed(&self, id: &ModelName) -> Self {
+    pub(super) fn renamed(&self, id: &ModelName) -> Self {
         let json: &str = &self.json;
         let Ok(spotted) = serde_json::from_str::<Spotted<'_>>(json) else {
             debug_assert!(false, "a card is an object with an id, or it was never made");
@@ -74,7 +74,7 @@ impl Card {
 
 /// The cards of a `/v1/models` answer, in its order. A card without an id, or with one that came
 /// before, is left out.
-pub fn read(body: &[u8]) -> Result<Vec<Card>, NoList> {
+pub(super) fn read(body: &[u8]) -> Result<Vec<Card>, NoList> {
     let list: List<'_> = serde_json::from_slice(body)?;
     let mut seen = HashSet::new();
     let mut cards = Vec::with_capacity(list.data.len().min(CARDS_MAX));
@@ -92,7 +92,7 @@ pub fn read(body: &[u8]) -> Result<Vec<Card>, NoList> {
 }
 
 /// The body of our own `/v1/models` answer.
-pub fn list<'a>(cards: impl Iterator<Item = &'a Card>) -> Bytes {
+pub(super) fn list<'a>(cards: impl Iterator<Item = &'a Card>) -> Bytes {
     let mut body = String::from(r#"{"object":"list","data":["#);
     for (index, card) in cards.enumerate() {
         if 0 < index {

@@ -23,11 +23,11 @@ const SLEEPING_PATH: &str = "/is_sleeping";
 /// What the last probe brought.
 #[derive(Clone, Debug)]
 pub(super) struct LastProbe {
-    pub probe: Probe,
+    pub(super) probe: Probe,
     /// In words, with the cause where there is one.
-    pub text: String,
-    pub ended: Instant,
-    pub took: Duration,
+    pub(super) text: String,
+    pub(super) ended: Instant,
+    pub(super) took: Duration,
 }
 
 /// Probes a replica for ever; ends at once when probes are off.

@@ -38,15 +38,15 @@ pub struct Replica {
 
 /// What a replica is made from, besides its own options.
 pub(super) struct Making<'a> {
-    pub options: &'a Options,
-    pub slow_start: &'a SlowStartOptions,
+    pub(super) options: &'a Options,
+    pub(super) slow_start: &'a SlowStartOptions,
     /// Its number in the config, by which Pingora tells two replicas at one address apart.
-    pub slot: usize,
-    pub wake: Wake,
-    pub metrics: &'a Arc<Metrics>,
-    pub now: Instant,
+    pub(super) slot: usize,
+    pub(super) wake: Wake,
+    pub(super) metrics: &'a Arc<Metrics>,
+    pub(super) now: Instant,
     /// The fleet before the reload.
-    pub previous: Option<&'a Fleet>,
+    pub(super) previous: Option<&'a Fleet>,
 }
 
 impl Replica {

@@ -14,6 +14,9 @@ use super::replica::Replica;
 use crate::names::ModelName;
 use crate::telemetry::Metrics;
 
+/// What the model is called, in metrics and logs, of a request that names none and needs none.
+pub const ANY_MODEL: &str = "any";
+
 /// Where a request for a model goes.
 #[derive(Debug)]
 pub enum Resolved {
@@ -47,6 +50,8 @@ pub enum Resolved {
 #[derive(Default)]
 pub(super) struct Roster {
     pools: HashMap<ModelName, Arc<Pool>>,
+    /// All replicas, for requests that name no model; its model's name is [`ANY_MODEL`].
+    everyone: Option<Arc<Pool>>,
     /// Alias to model, chains followed.
     aliases: HashMap<ModelName, ModelName>,
     known: Option<Arc<[ModelName]>>,
@@ -58,17 +63,17 @@ pub(super) struct Roster {
 
 /// What a roster is drawn from.
 pub(super) struct Drawing<'a> {
-    pub options: &'a Options,
-    pub replicas: &'a [Arc<Replica>],
-    pub metrics: &'a Arc<Metrics>,
+    pub(super) options: &'a Options,
+    pub(super) replicas: &'a [Arc<Replica>],
+    pub(super) metrics: &'a Arc<Metrics>,
     /// Seconds since 1970, shown where no engine has said when a model was made.
-    pub created: u64,
+    pub(super) created: u64,
 }
 
 impl Roster {
     /// Draws the picture. Pools whose replicas are the same as in `former` are kept, with their
     /// turns.
-    pub fn draw(drawing: &Drawing<'_>, former: &Self) -> Self {
+    pub(super) fn draw(drawing: &Drawing<'_>, former: &Self) -> Self {
         let mut members: BTreeMap<ModelName, Vec<Arc<Replica>>> = BTreeMap::new();
         let mut informed = false;
         for replica in drawing.replicas {
@@ -88,7 +93,15 @@ impl Roster {
                 (model, pool)
             })
             .collect();
-        Self::assemble(drawing.options, pools, cards, informed)
+        let mut roster = Self::assemble(drawing.options, pools, cards, informed);
+        roster.everyone = Some(match &former.everyone {
+            Some(pool) if pool.is_of(drawing.replicas) => Arc::clone(pool),
+            _ => {
+                let all = drawing.replicas.to_vec();
+                Arc::new(Pool::new(ModelName::new(ANY_MODEL), all, drawing))
+            }
+        });
+        roster
     }
 
     fn assemble(
@@ -120,6 +133,7 @@ impl Roster {
         let known: Vec<ModelName> = shown.iter().map(|card| card.id.clone()).collect();
         Self {
             pools,
+            everyone: None,
             aliases,
             known: Some(known.into()),
             list: models::list(shown.iter()),
@@ -130,7 +144,7 @@ impl Roster {
 
     /// Where a request for `model` goes. Names are compared byte for byte; an alias comes before
     /// a model of the same name.
-    pub fn resolve(&self, model: Option<&str>) -> Resolved {
+    pub(super) fn resolve(&self, model: Option<&str>) -> Resolved {
         let Some(name) = model else { return self.resolve_nameless() };
         let target = self.aliases.get(name);
         let served = target.map_or(name, ModelName::as_str);
@@ -160,22 +174,35 @@ impl Roster {
         }
     }
 
+    /// All replicas, whatever they serve.
+    pub fn everyone(&self) -> Resolved {
+        match &self.everyone {
+            Some(pool) => Resolved::Pool {
+                pool: Arc::clone(pool),
+                model: pool.model().clone(),
+                rewrite: None,
+            },
+            None => Resolved::NoReplica { model: None },
+        }
+    }
+
     /// The body of `GET /v1/models`.
-    pub fn list(&self) -> Bytes {
+    pub(super) fn list(&self) -> Bytes {
         self.list.clone()
     }
 
     /// The body of `GET /v1/models/{id}`.
-    pub fn card(&self, id: &str) -> Option<Bytes> {
+    pub(super) fn card(&self, id: &str) -> Option<Bytes> {
         self.cards.get(id).cloned()
     }
 
     /// All pools.
-    pub fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
+    pub(super) fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
         self.pools.values()
     }
 
-    fn known(&self) -> Arc<[ModelName]> {
+    /// Every model that a client may name.
+    pub fn known(&self) -> Arc<[ModelName]> {
         self.known.clone().unwrap_or_default()
     }
 }

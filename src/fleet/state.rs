@@ -54,7 +54,7 @@ pub(super) struct ReplicaState {
     cards: ArcSwapOption<Vec<Card>>,
     models_trouble: ArcSwapOption<String>,
     /// Woken when the models should be asked for at once.
-    pub learn: Notify,
+    pub(super) learn: Notify,
     supervisor: Mutex<Option<AbortHandle>>,
     series: Arc<Series>,
 }
@@ -68,7 +68,7 @@ struct Addresses {
 }
 
 impl ReplicaState {
-    pub fn new(
+    pub(super) fn new(
         probe: &ProbeOptions,
         breaker: &BreakerOptions,
         series: Arc<Series>,
@@ -97,28 +97,28 @@ impl ReplicaState {
 
     // The ledger.
 
-    pub fn in_flight(&self) -> u32 {
+    pub(super) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    pub fn started(&self) -> u64 {
+    pub(super) fn started(&self) -> u64 {
         self.started.load(Ordering::Relaxed)
     }
 
-    pub fn take(&self) {
+    pub(super) fn take(&self) {
         self.in_flight.fetch_add(1, Ordering::Relaxed);
         self.started.fetch_add(1, Ordering::Relaxed);
         self.series.lease_taken();
     }
 
-    pub fn give_back(&self) {
+    pub(super) fn give_back(&self) {
         let before = self.in_flight.fetch_sub(1, Ordering::Relaxed);
         debug_assert!(0 < before, "more leases given back than taken");
         self.series.lease_given_back();
     }
 
     /// Its counters and gauges.
-    pub fn series(&self) -> &Arc<Series> {
+    pub(super) fn series(&self) -> &Arc<Series> {
         &self.series
     }
 
@@ -139,40 +139,40 @@ impl ReplicaState {
     }
 
     /// Ready, awake and wanted: may be chosen if the breaker lets it.
-    pub fn can_serve(&self) -> bool {
+    pub(super) fn can_serve(&self) -> bool {
         self.marks.load(Ordering::Relaxed) & DECIDING == READY
     }
 
     /// What Pingora's `Backends` should be told by `set_enable`.
-    pub fn enabled(&self) -> bool {
+    pub(super) fn enabled(&self) -> bool {
         self.marks.load(Ordering::Relaxed) & (ADMITTED | DRAINING) == ADMITTED
     }
 
-    pub fn set_ready(&self, ready: bool) {
+    pub(super) fn set_ready(&self, ready: bool) {
         self.mark(READY, ready);
     }
 
-    pub fn admit(&self) {
+    pub(super) fn admit(&self) {
         self.mark(ADMITTED, true);
     }
 
-    pub fn admitted(&self) -> bool {
+    pub(super) fn admitted(&self) -> bool {
         self.marked(ADMITTED)
     }
 
-    pub fn set_draining(&self, draining: bool) -> bool {
+    pub(super) fn set_draining(&self, draining: bool) -> bool {
         self.mark(DRAINING, draining)
     }
 
-    pub fn draining(&self) -> bool {
+    pub(super) fn draining(&self) -> bool {
         self.marked(DRAINING)
     }
 
-    pub fn set_asleep(&self, asleep: bool) -> bool {
+    pub(super) fn set_asleep(&self, asleep: bool) -> bool {
         self.mark(ASLEEP, asleep)
     }
 
-    pub fn asleep(&self) -> bool {
+    pub(super) fn asleep(&self) -> bool {
         self.marked(ASLEEP)
     }
 
@@ -190,17 +190,17 @@ impl ReplicaState {
     }
 
     /// Bytes came from it just now.
-    pub fn seen_alive(&self, now: Instant) {
+    pub(super) fn seen_alive(&self, now: Instant) {
         self.alive_at.store(self.millis(now), Ordering::Relaxed);
     }
 
     /// How long ago the last bytes came.
-    pub fn alive_ago(&self, now: Instant) -> Option<Duration> {
+    pub(super) fn alive_ago(&self, now: Instant) -> Option<Duration> {
         self.since(&self.alive_at, now)
     }
 
     /// When the last bytes came.
-    pub fn heard_at(&self) -> Option<Instant> {
+    pub(super) fn heard_at(&self) -> Option<Instant> {
         match self.alive_at.load(Ordering::Relaxed) {
             NEVER => None,
             then => self.born.checked_add(Duration::from_millis(then)),
@@ -208,54 +208,54 @@ impl ReplicaState {
     }
 
     /// How long to wait for the next probe.
-    pub fn probe_due_in(&self, now: Instant) -> Duration {
+    pub(super) fn probe_due_in(&self, now: Instant) -> Duration {
         let due = self.probe_due.load(Ordering::Relaxed);
         Duration::from_millis(due.saturating_sub(self.millis(now)))
     }
 
-    pub fn set_probe_due(&self, moment: Instant) {
+    pub(super) fn set_probe_due(&self, moment: Instant) {
         self.probe_due.store(self.millis(moment), Ordering::Relaxed);
     }
 
     /// It begins to serve, or stops to.
-    pub fn set_serving(&self, serving: bool, now: Instant) {
+    pub(super) fn set_serving(&self, serving: bool, now: Instant) {
         let moment = if serving { self.millis(now) } else { NEVER };
         self.serving_since.store(moment, Ordering::Relaxed);
     }
 
     /// How long it has served since it last came up.
-    pub fn served_for(&self, now: Instant) -> Duration {
+    pub(super) fn served_for(&self, now: Instant) -> Duration {
         self.since(&self.serving_since, now).unwrap_or_default()
     }
 
     // The breaker.
 
     /// The breaker, and the mark that spares others its lock set anew when it is let go.
-    pub fn breaker(&self) -> BreakerGuard<'_> {
+    pub(super) fn breaker(&self) -> BreakerGuard<'_> {
         BreakerGuard { state: self, guard: self.breaker.lock() }
     }
 
     /// Whether the breaker may have something against it. Without a lock.
-    pub fn tripped(&self) -> bool {
+    pub(super) fn tripped(&self) -> bool {
         self.marked(TRIPPED)
     }
 
     // Health.
 
-    pub fn health(&self) -> MutexGuard<'_, Health> {
+    pub(super) fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock()
     }
 
-    pub fn last_probe(&self) -> Option<LastProbe> {
+    pub(super) fn last_probe(&self) -> Option<LastProbe> {
         self.last_probe.lock().clone()
     }
 
-    pub fn set_last_probe(&self, probe: LastProbe) {
+    pub(super) fn set_last_probe(&self, probe: LastProbe) {
         *self.last_probe.lock() = Some(probe);
     }
 
     /// Goes on under other options: what was found out stands.
-    pub fn reconfigure(&self, probe: &ProbeOptions, breaker: &BreakerOptions, now: Instant) {
+    pub(super) fn reconfigure(&self, probe: &ProbeOptions, breaker: &BreakerOptions, now: Instant) {
         let ending = self.last_probe().map_or(Probe::TimedOut, |last| last.probe);
         let mut health = self.health();
         let mut renewed = Health::new(probe.clone());
@@ -274,13 +274,13 @@ impl ReplicaState {
 
     // Addresses.
 
-    pub fn address(&self) -> Option<SocketAddr> {
+    pub(super) fn address(&self) -> Option<SocketAddr> {
         self.address.load().as_deref().copied()
     }
 
     /// A look-up found these. The current one stays while it is among them. Returns whether the
     /// current one changed.
-    pub fn resolved(&self, found: Vec<SocketAddr>) -> bool {
+    pub(super) fn resolved(&self, found: Vec<SocketAddr>) -> bool {
         let mut addresses = self.addresses.lock();
         addresses.trouble = None;
         if found.is_empty() {
@@ -293,13 +293,13 @@ impl ReplicaState {
     }
 
     /// A look-up failed; what is known stays. Returns whether that is news.
-    pub fn unresolved(&self, trouble: String) -> bool {
+    pub(super) fn unresolved(&self, trouble: String) -> bool {
         self.addresses.lock().trouble.replace(trouble).is_none()
     }
 
     /// Nobody answers at this address: the next one becomes the current one, if there is one.
     /// Returns whether the current one changed.
-    pub fn unreachable(&self, address: SocketAddr) -> bool {
+    pub(super) fn unreachable(&self, address: SocketAddr) -> bool {
         let mut addresses = self.addresses.lock();
         if addresses.current != Some(address) || addresses.all.len() < 2 {
             return false;
@@ -310,7 +310,7 @@ impl ReplicaState {
         self.set_current(&mut addresses, next)
     }
 
-    pub fn address_trouble(&self) -> Option<String> {
+    pub(super) fn address_trouble(&self) -> Option<String> {
         self.addresses.lock().trouble.clone()
     }
 
@@ -326,12 +326,12 @@ impl ReplicaState {
     // Models.
 
     /// The cards of its last `/v1/models`; `None` until the first.
-    pub fn cards(&self) -> Guard<Option<Arc<Vec<Card>>>> {
+    pub(super) fn cards(&self) -> Guard<Option<Arc<Vec<Card>>>> {
         self.cards.load()
     }
 
     /// Returns whether anything differs from the last list.
-    pub fn learned(&self, cards: Vec<Card>) -> bool {
+    pub(super) fn learned(&self, cards: Vec<Card>) -> bool {
         self.models_trouble.store(None);
         let differs = self.cards.load().as_ref().is_none_or(|known| **known != cards);
         if differs {
@@ -341,33 +341,33 @@ impl ReplicaState {
     }
 
     /// It did not tell its models. Returns whether that is news.
-    pub fn not_learned(&self, trouble: String) -> bool {
+    pub(super) fn not_learned(&self, trouble: String) -> bool {
         let trouble = Some(Arc::new(trouble));
         self.models_trouble.swap(trouble.clone()) != trouble
     }
 
-    pub fn models_trouble(&self) -> Option<Arc<String>> {
+    pub(super) fn models_trouble(&self) -> Option<Arc<String>> {
         self.models_trouble.load_full()
     }
 
     // The task that looks after it.
 
     /// Puts a new task in charge and ends the one before, so that there never are two.
-    pub fn supervise(&self, task: AbortHandle) {
+    pub(super) fn supervise(&self, task: AbortHandle) {
         if let Some(former) = self.supervisor.lock().replace(task) {
             former.abort();
         }
     }
 
     /// It is in no config any more: nobody looks after it and nobody chooses it.
-    pub fn retire(&self) {
+    pub(super) fn retire(&self) {
         self.mark(RETIRED, true);
         if let Some(task) = self.supervisor.lock().take() {
             task.abort();
         }
     }
 
-    pub fn retired(&self) -> bool {
+    pub(super) fn retired(&self) -> bool {
         self.marked(RETIRED)
     }
 }

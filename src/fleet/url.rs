@@ -164,7 +164,7 @@ impl fmt::Display for Host {
 }
 
 /// Whether `text` may stand for the name in a certificate: a host name or a bare IP address.
-pub fn is_server_name(text: &str) -> bool {
+pub(super) fn is_server_name(text: &str) -> bool {
     text.parse::<IpAddr>().is_ok() || matches!(parse_host(text), Ok(Host::Name(_)))
 }
 

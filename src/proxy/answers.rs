@@ -27,10 +27,13 @@ impl Gateway {
             "health" | "ping" => (200, Bytes::new()),
             "ready" => self.readiness(context),
             "version" => (200, json_bytes(&json!({"version": env!("CARGO_PKG_VERSION")}))),
+            "load" => (200, json_bytes(&json!({"server_load": fleet.in_flight()}))),
             "models" => (200, fleet.models()),
             "model" => {
                 let name = found.model().unwrap_or_default();
-                let Some(card) = fleet.model(&name) else {
+                // An engine may call a model by its folder, with a slash in front.
+                let card = fleet.model(&name).or_else(|| fleet.model(name.trim_start_matches('/')));
+                let Some(card) = card else {
                     let known = fleet.known();
                     return Err(Refusal::UnknownModel { model: name.into_owned(), known }.into());
                 };
@@ -43,11 +46,10 @@ impl Gateway {
             head.insert_header(header::CONTENT_TYPE, "application/json")?;
         }
         head.insert_header(header::CONTENT_LENGTH, body.len())?;
-        head.insert_header(REQUEST_ID, context.id.as_str())?;
+        head.insert_header(REQUEST_ID, context.id())?;
         context.answer.status = status;
         context.answer.bytes = body.len() as u64;
         send_whole(session, head, body).await?;
-        context.answer.complete = true;
         Ok(())
     }
 

@@ -14,9 +14,9 @@ use super::refusal::{ErrorShape, Refusal};
 use super::state::{Shared, State};
 use super::watchdog::Watched;
 use crate::fleet::{Lease, Pool};
-use crate::names::{ModelName, ReplicaId};
-use crate::request::{Api, Wire};
-use crate::response::Tap;
+use crate::names::{ModelName, ReplicaId, RequestId};
+use crate::request::Api;
+use crate::response::{Shape, Tap};
 use crate::telemetry::{InFlight, Phase};
 
 /// One request, from its head to its last byte.
@@ -25,7 +25,7 @@ pub struct RequestContext {
     pub(super) state: Arc<State>,
     pub(super) started: Instant,
     pub(super) watch: Watched,
-    pub(super) id: String,
+    pub(super) id: Option<RequestId>,
     pub(super) api: Option<&'static Api>,
     pub(super) target: Option<Target>,
     /// The body for the replica, held until the answer begins: then no replay is possible.
@@ -61,11 +61,16 @@ pub(super) struct Target {
 #[derive(Default)]
 pub(super) struct Answer {
     pub(super) status: u16,
-    /// The answer is `text/event-stream`.
-    pub(super) events: bool,
-    /// All of it went through.
-    pub(super) complete: bool,
+    /// The form of an engine's answer, once its head came.
+    pub(super) shape: Option<Shape>,
     pub(super) bytes: u64,
+}
+
+impl Answer {
+    /// The answer is `text/event-stream`.
+    pub(super) fn is_stream(&self) -> bool {
+        self.shape.is_some_and(|shape| shape.streaming)
+    }
 }
 
 /// When what happened.
@@ -101,7 +106,7 @@ impl RequestContext {
             state,
             started: now,
             watch: shared.watchdog.watch(now),
-            id: String::new(),
+            id: None,
             api: None,
             target: None,
             body: None,
@@ -130,10 +135,15 @@ impl RequestContext {
         error
     }
 
+    /// The request's id; empty before its head was looked at.
+    pub(super) fn id(&self) -> &str {
+        self.id.as_ref().map_or("", RequestId::as_str)
+    }
+
     /// The error shape of the API that was called.
     pub(super) fn error_shape(&self) -> ErrorShape {
         match self.api {
-            Some(api) if api.wire == Wire::Messages => ErrorShape::Anthropic,
+            Some(api) if api.speaks_anthropic() => ErrorShape::Anthropic,
             _ => ErrorShape::OpenAi,
         }
     }

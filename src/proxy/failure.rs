@@ -124,8 +124,7 @@ impl Gateway {
             return 0;
         }
         let refusal = context.refusal.get_or_insert_with(|| refusal_of(error)).clone();
-        let id = Some(context.id.as_str()).filter(|id| !id.is_empty());
-        match refusal.send(session, shape, id).await {
+        match refusal.send(session, shape, context.id()).await {
             Ok(()) => context.answer.status = refusal.status(),
             Err(error) => debug!(error = %error, "the refusal did not reach the client"),
         }
@@ -290,7 +289,7 @@ async fn end_broken_stream(
     context: &mut RequestContext,
     shape: ErrorShape,
 ) -> u16 {
-    if context.answer.events {
+    if context.answer.is_stream() {
         let event = broken_stream_event(shape, context.watch.fired().is_some());
         if session.write_response_body(Some(event), false).await.is_ok()
             && session.downstream_session.is_http2()

@@ -12,8 +12,9 @@ use super::refusal::Refusal;
 use crate::clock;
 use crate::fleet::Outcome;
 use crate::names::RequestId;
-use crate::response::{Ending, Exchange, Finished};
-use crate::telemetry::{AccessLine, Ended, Timings, Usage};
+use crate::request::Wire;
+use crate::response::{Ending, Exchange, Finished, Shape};
+use crate::telemetry::{AccessLine, Ended, Timings};
 
 impl Gateway {
     /// Called once for each request. Nothing here waits: the connection is not free before.
@@ -26,121 +27,103 @@ impl Gateway {
         let now = clock::now();
         context.watch.detach();
         let finished = std::mem::take(&mut context.tap).finish();
-        let ended = how_it_ended(session, context, &finished, error);
-        if ended == Ended::Complete {
-            self.report(context, Outcome::Answered, now);
-        } else if ended == Ended::EngineBroke {
-            self.report(context, Outcome::BrokenStream, now);
+        let ending = how_it_ended(session, context, &finished, error);
+        match (ending, finished.disguise) {
+            (Ending::Complete, _) => self.report(context, Outcome::Answered, now),
+            // The engine said so itself, and it may have been the request's own fault.
+            (Ending::EngineBroke, Some(_)) => self.report(context, Outcome::ServerError, now),
+            (Ending::EngineBroke, None) => self.report(context, Outcome::BrokenStream, now),
+            _ => {}
         }
-        self.count(context, &finished, ended, now);
-        self.tell(session, context, &finished, ended, now);
-        self.hand_on(context, finished, ended, now);
+        let mut exchange = exchange(context, ending, now);
+        context.state.consumers.deliver(&mut exchange, finished);
+        self.count(context, &exchange, now);
+        self.tell(session, context, exchange);
         context.attempt = None;
     }
 
-    fn count(
-        &self,
-        context: &RequestContext,
-        finished: &Finished,
-        ended: Ended,
-        now: Instant,
-    ) {
+    fn count(&self, context: &RequestContext, exchange: &Exchange, now: Instant) {
         let metrics = &self.shared.metrics;
-        let api = context.api.map_or("unknown", |api| api.name);
         let model = match &context.target {
             Some(target) => target.pool.metrics(),
             None => metrics.unknown_model(),
         };
-        model.request(api, context.answer.status);
+        let ended = exchange.ending.ended();
+        model.request(exchange.api, context.answer.status);
         model.ended(ended, now.saturating_duration_since(context.started));
-        metrics.request_bytes(context.body_bytes);
-        metrics.response_bytes(context.answer.bytes);
-        if let Some(refusal) = &context.refusal {
-            match ended {
-                Ended::Refused => metrics.refusal(refusal.reason()),
-                _ => metrics.error(refusal.reason()),
-            }
-        } else if ended == Ended::EngineBroke {
-            metrics.error("broken_stream");
-        } else if ended == Ended::TimedOut {
-            metrics.error("timed_out");
+        metrics.request_bytes(exchange.request_bytes);
+        metrics.response_bytes(exchange.response_bytes);
+        match (&context.refusal, ended) {
+            (Some(refusal), Ended::Refused) => metrics.refusal(refusal.reason()),
+            (Some(refusal), _) => metrics.error(refusal.reason()),
+            (None, Ended::EngineBroke) => metrics.error("engine_broke"),
+            (None, Ended::TimedOut) => metrics.error("timed_out"),
+            (None, _) => {}
         }
-        if ended == Ended::ClientLeft {
-            metrics.cancel(context.phase);
+        if let Some(phase) = exchange.ending.phase() {
+            metrics.cancel(phase);
         }
         if let Some(attempt) = &context.attempt {
-            if let Some(first) = context.times.first_byte {
-                let series = attempt.lease.metrics();
-                series.first_byte(first.saturating_duration_since(context.started));
+            let series = attempt.lease.metrics();
+            if let Some(first) = exchange.timings.first_byte {
+                series.first_byte(first);
             }
-            if let Some(usage) = &finished.usage {
-                attempt.lease.metrics().tokens(usage);
+            if let Some(usage) = &exchange.usage {
+                series.tokens(usage);
             }
         }
         context.state.retry_budget.earn();
     }
 
-    fn tell(
-        &self,
-        session: &Session,
-        context: &RequestContext,
-        finished: &Finished,
-        ended: Ended,
-        now: Instant,
-    ) {
+    fn tell(&self, session: &Session, context: &RequestContext, exchange: Exchange) {
         if !self.shared.access_log.is_on() {
             return;
         }
-        let policy = if 0 < context.attempts { context.state.policy.name() } else { "" };
-        let left = (ended == Ended::ClientLeft).then_some(context.phase);
         self.shared.access_log.tell(AccessLine {
             at: clock::date(),
-            id: RequestId::new(&context.id),
+            id: exchange.id,
             client: session.client_addr().and_then(|one| one.as_inet()).map(|one| one.ip()),
             method: session.req_header().method.clone(),
-            api: context.api.map_or("unknown", |api| api.name),
-            model: context.target.as_ref().map(|target| target.model.clone()),
-            tenant: None,
-            replica: context.replica.clone(),
-            policy,
+            api: exchange.api,
+            model: exchange.model,
+            tenant: exchange.tenant,
+            replica: exchange.replica,
+            policy: if 0 < context.attempts { context.state.policy.name() } else { "" },
             status: context.answer.status,
-            streaming: context.answer.events,
-            attempts: context.attempts,
-            timings: timings(context, now),
-            usage: finished.usage.unwrap_or_default(),
-            request_bytes: context.body_bytes,
-            response_bytes: context.answer.bytes,
-            ended,
-            phase: left,
+            streaming: exchange.shape.streaming,
+            attempts: exchange.attempts,
+            timings: exchange.timings,
+            usage: exchange.usage.unwrap_or_default(),
+            request_bytes: exchange.request_bytes,
+            response_bytes: exchange.response_bytes,
+            ended: exchange.ending.ended(),
+            phase: exchange.ending.phase(),
             reason: context.refusal.as_ref().map_or("", Refusal::reason),
         });
     }
+}
 
-    fn hand_on(
-        &self,
-        context: &RequestContext,
-        finished: Finished,
-        ended: Ended,
-        now: Instant,
-    ) {
-        let consumers = &context.state.consumers;
-        if !consumers.wants_exchanges() {
-            return;
-        }
-        let exchange = Exchange {
-            id: RequestId::new(&context.id),
-            api: context.api.map_or("unknown", |api| api.name),
-            model: context.target.as_ref().map(|target| target.model.clone()),
-            replica: context.replica.clone(),
-            tenant: None,
-            status: context.answer.status,
-            streaming: context.answer.events,
-            timings: timings(context, now),
-            usage: finished.usage.unwrap_or_default(),
-            ending: Ending::of(ended, context.phase),
-            attempts: context.attempts,
-        };
-        consumers.consume(exchange, finished);
+fn exchange(context: &mut RequestContext, ending: Ending, now: Instant) -> Exchange {
+    let shape = context.answer.shape.unwrap_or(Shape {
+        wire: context.api.map_or(Wire::Other, |api| api.wire),
+        status: context.answer.status,
+        streaming: false,
+        encoded: false,
+        bodyless: false,
+    });
+    Exchange {
+        id: context.id.take().unwrap_or_else(|| RequestId::new("")),
+        api: context.api.map_or("unknown", |api| api.name),
+        model: context.target.as_ref().map(|target| target.model.clone()),
+        replica: context.replica.take(),
+        tenant: None,
+        shape,
+        attempts: context.attempts,
+        timings: timings(context, now),
+        usage: None,
+        request_bytes: context.body_bytes,
+        response_bytes: context.answer.bytes,
+        ending,
     }
 }
 
@@ -164,17 +147,19 @@ fn how_it_ended(
     context: &RequestContext,
     finished: &Finished,
     error: Option<&Error>,
-) -> Ended {
-    let fired = context.watch.fired().is_some();
+) -> Ending {
+    let timed_out = context.watch.fired().is_some();
     match (&context.refusal, error) {
-        (Some(Refusal::TimedOut), _) => Ended::TimedOut,
-        (Some(refusal), _) if refusal.is_failure() => Ended::Failed,
-        (Some(_), _) => Ended::Refused,
-        (None, None) if finished.broke => Ended::EngineBroke,
-        (None, None) => Ended::Complete,
-        (None, Some(_)) if fired => Ended::TimedOut,
-        (None, Some(error)) if is_client_gone(error) => Ended::ClientLeft,
-        (None, Some(_)) if is_committed(session) => Ended::EngineBroke,
-        (None, Some(_)) => Ended::Failed,
+        (Some(Refusal::TimedOut), _) => Ending::TimedOut,
+        (Some(refusal), _) if refusal.is_failure() => Ending::Failed,
+        (Some(_), _) => Ending::Refused,
+        (None, None) if finished.disguise.is_some() => Ending::EngineBroke,
+        (None, None) => Ending::Complete,
+        (None, Some(_)) if timed_out => Ending::TimedOut,
+        (None, Some(error)) if is_client_gone(error) => {
+            Ending::ClientLeft { phase: context.phase }
+        }
+        (None, Some(_)) if is_committed(session) => Ending::EngineBroke,
+        (None, Some(_)) => Ending::Failed,
     }
 }

@@ -18,7 +18,7 @@ use super::peer::RETRY_AFTER;
 use super::refusal::Refusal;
 use crate::clock;
 use crate::fleet::Resolved;
-use crate::names::ModelName;
+use crate::names::{ModelName, RequestId};
 use crate::request::{
     self, Api, EngineAdmin, Found, Inference, ModelSource, Route, Treatment, UnknownPaths,
 };
@@ -65,7 +65,7 @@ impl Gateway {
             session.downstream_session.set_write_timeout(Some(times.client_write));
         }
         context.watch.arm_total(context.started, times.total);
-        context.id = request_id(session.req_header());
+        context.id = Some(RequestId::new(request_id(session.req_header())));
     }
 
     /// Reads the request and finds its pool. True: it is answered already.
@@ -86,7 +86,7 @@ impl Gateway {
                 if unread {
                     session.set_keepalive(None);
                 }
-                refusal.send(session, shape, Some(&context.id)).await?;
+                refusal.send(session, shape, context.id()).await?;
                 if unread {
                     body::drain(session).await;
                 }

@@ -58,7 +58,7 @@ impl Gateway {
             request.remove_header(name);
         }
         self.tell_client(session, request, context)?;
-        request.insert_header(REQUEST_ID, context.id.as_str())?;
+        request.insert_header(REQUEST_ID, context.id())?;
         let lease = &attempt.lease;
         if !context.state.options.forwarded.keep_host {
             request.insert_header(header::HOST, lease.authority())?;

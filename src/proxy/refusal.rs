@@ -230,14 +230,14 @@ impl Refusal {
         &self,
         session: &mut Session,
         shape: ErrorShape,
-        request_id: Option<&str>,
+        request_id: &str,
     ) -> Result<()> {
         let body = self.body(shape);
         let mut head = ResponseHeader::build(self.status(), Some(6))?;
         head.insert_header(header::CONTENT_TYPE, "application/json")?;
         head.insert_header(header::CONTENT_LENGTH, body.len())?;
-        if let Some(id) = request_id {
-            head.insert_header("x-request-id", id)?;
+        if !request_id.is_empty() {
+            head.insert_header("x-request-id", request_id)?;
         }
         match self {
             Self::NoReplica { retry_after } => {

@@ -1,7 +1,7 @@
 //! What came back, on its way to the client. The chunks of an answer go through
 //! [`Gateway::pass_body`]: if somebody needs them, they are shown to the tap; nothing else is kept.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{HeaderName, Method, StatusCode, Version, header};
@@ -28,6 +28,8 @@ const NOT_PASSED: [HeaderName; 4] = [
     HeaderName::from_static("proxy-connection"),
     header::UPGRADE,
 ];
+
+const EVENTS: &[u8] = b"text/event-stream";
 
 impl Gateway {
     /// The head of an answer: taken, or the request goes to another replica.
@@ -94,7 +96,7 @@ impl Gateway {
         if !upgraded {
             strip_connection_headers(response);
         }
-        response.insert_header(REQUEST_ID, context.id.as_str())?;
+        response.insert_header(REQUEST_ID, context.id())?;
         if session.req_header().version == Version::HTTP_10 {
             // Pingora would send chunks to a client that cannot read them.
             response.remove_header(&header::TRANSFER_ENCODING);
@@ -103,13 +105,13 @@ impl Gateway {
         if self.shared.draining() {
             session.set_keepalive(None);
         }
-        let shape = shape_of(response, context);
+        let shape = shape_of(session, response, context);
         context.answer.status = shape.status;
-        context.answer.events = shape.streaming;
+        context.answer.shape = Some(shape);
         context.phase = if shape.streaming { Phase::SilentStream } else { Phase::Streaming };
-        context.tap = context.state.consumers.tap(&shape);
+        context.tap = context.state.consumers.tap(&shape, declared_length(response));
         let times = &context.state.options.timeouts;
-        if upgraded || is_bodyless(session, response) {
+        if upgraded || shape.bodyless || declared_length(response) == Some(0) {
             context.watch.detach();
         } else if !shape.streaming {
             context.watch.arm(Limit::BetweenBytes, clock::now(), times.between_bytes);
@@ -135,7 +137,6 @@ impl Gateway {
                 return Error::e_explain(ErrorType::ReadTimedout, "the answer was cut");
             }
             context.watch.detach();
-            context.answer.complete = true;
         }
         Ok(())
     }
@@ -145,29 +146,26 @@ impl Gateway {
         context.answer.bytes += chunk.len() as u64;
         let seen = context.tap.chunk(chunk);
         let times = &context.state.options.timeouts;
-        if context.answer.events && !seen.tokens_began {
+        let Some(attempt) = context.attempt.as_ref() else { return };
+        attempt.lease.alive(now);
+        if !context.answer.is_stream() {
+            context.watch.arm(Limit::BetweenBytes, now, times.between_bytes);
+            return;
+        }
+        let metrics = attempt.lease.metrics();
+        if seen.first_token {
+            context.times.first_token = Some(now);
+            context.phase = Phase::Streaming;
+            metrics.first_token(now.saturating_duration_since(context.started));
+        } else if let Some(last) = context.times.last_token {
+            metrics.inter_token(now.saturating_duration_since(last), seen.token_events);
+        } else {
             // A role, a comment, an empty delta: the prompt may still be in work.
             context.watch.arm(Limit::FirstByte, now, times.first_byte);
             return;
         }
         context.watch.arm(Limit::BetweenBytes, now, times.between_bytes);
-        let Some(attempt) = context.attempt.as_ref() else { return };
-        attempt.lease.alive(now);
-        if !context.answer.events {
-            return;
-        }
-        let metrics = attempt.lease.metrics();
-        match context.times.last_token {
-            None => {
-                context.times.first_token = Some(now);
-                context.phase = Phase::Streaming;
-                metrics.first_token(now.saturating_duration_since(context.started));
-            }
-            Some(last) => {
-                metrics.inter_token(now.saturating_duration_since(last), seen.token_events);
-            }
-        }
-        if 0 < seen.token_events || context.times.last_token.is_none() {
+        if seen.first_token || 0 < seen.token_events {
             context.times.last_token = Some(now);
         }
     }
@@ -207,29 +205,28 @@ fn strip_connection_headers(response: &mut ResponseHeader) {
     }
 }
 
-fn shape_of(response: &ResponseHeader, context: &RequestContext) -> Shape {
+fn shape_of(session: &Session, response: &ResponseHeader, context: &RequestContext) -> Shape {
     let streaming = response.headers.get(header::CONTENT_TYPE).is_some_and(|value| {
-        let value = value.as_bytes();
-        const EVENTS: &[u8] = b"text/event-stream";
-        value.len() >= EVENTS.len() && value[..EVENTS.len()].eq_ignore_ascii_case(EVENTS)
+        let kind = value.as_bytes().get(..EVENTS.len());
+        kind.is_some_and(|kind| kind.eq_ignore_ascii_case(EVENTS))
     });
     let encoded = response
         .headers
         .get(header::CONTENT_ENCODING)
         .is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let bodyless = session.req_header().method == Method::HEAD
+        || matches!(response.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
     Shape {
         streaming,
         wire: context.api.map_or(Wire::Other, |api| api.wire),
         status: response.status.as_u16(),
         encoded,
+        bodyless,
     }
 }
 
-fn is_bodyless(session: &Session, response: &ResponseHeader) -> bool {
-    session.req_header().method == Method::HEAD
-        || response.status == StatusCode::NO_CONTENT
-        || response.status == StatusCode::NOT_MODIFIED
-        || response.headers.get(header::CONTENT_LENGTH).is_some_and(|length| length == "0")
+fn declared_length(response: &ResponseHeader) -> Option<u64> {
+    response.headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.trim().parse().ok()
 }
 
 #[cfg(test)]

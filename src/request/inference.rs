@@ -87,7 +87,7 @@ impl Inference {
         body: Bytes,
         limits: &Limits,
     ) -> Result<Self, Malformed> {
-        let bytes_max = limits.body_bytes_max.min(u32::MAX as usize);
+        let bytes_max = limits.body_bytes_max.min(Span::END_MAX);
         if body.len() > bytes_max {
             return Err(Malformed::TooLarge { bytes_max });
         }

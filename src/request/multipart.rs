@@ -78,9 +78,7 @@ fn boundary(content_type: &[u8]) -> Result<&[u8], Malformed> {
         .last()
         .map(|(_, value)| value);
     match declared {
-        Some(boundary) if boundary.is_empty() => {
-            Err(Malformed::Form { why: "its boundary is empty" })
-        }
+        Some([]) => Err(Malformed::Form { why: "its boundary is empty" }),
         Some(boundary) if boundary.len() > BOUNDARY_BYTES_MAX => {
             Err(Malformed::Form { why: "its boundary is too long" })
         }
@@ -279,8 +277,10 @@ mod tests {
     }
 
     const MODEL: &str = "Content-Disposition: form-data; name=\"model\"";
-    const FILE: &str = "Content-Disposition: form-data; name=\"file\"; filename=\"Ton ä;\\\" =.wav\"\r\n\
-                        Content-Type: audio/wav";
+    const FILE: &str = concat!(
+        "Content-Disposition: form-data; name=\"file\"; filename=\"Ton ä;\\\" =.wav\"\r\n",
+        "Content-Type: audio/wav"
+    );
 
     #[test]
     fn the_model_is_found_after_the_file() {

@@ -226,7 +226,10 @@ mod tests {
             .member("stream", b"false")
             .member("x", b"1")
             .apply();
-        let want = r#"{"stream":false,"model":"long-name","max_tokens":1,"kv_transfer_params":{"do_remote_decode":true},"x":1}"#;
+        let want = concat!(
+            r#"{"stream":false,"model":"long-name","max_tokens":1,"#,
+            r#""kv_transfer_params":{"do_remote_decode":true},"x":1}"#
+        );
         assert_eq!(text(edited), want);
         let edited = Edits::new(&read("{}")).member("a", b"1").member("b", b"2").apply();
         assert_eq!(text(edited), r#"{"a":1,"b":2}"#);
@@ -245,8 +248,8 @@ mod tests {
                 r#"{"stream_options": {"include_usage":true } ,"stream":true}"#,
             ),
             (
-                r#"{"stream_options":{"x":{"include_usage":1}, "y":2 },"stream":true}"#,
-                r#"{"stream_options":{"x":{"include_usage":1}, "y":2,"include_usage":true },"stream":true}"#,
+                r#"{"stream_options":{"x":[{}] },"stream":true}"#,
+                r#"{"stream_options":{"x":[{}],"include_usage":true },"stream":true}"#,
             ),
             (
                 r#"{"stream_options":{"include_usage":false,"x":1},"stream":true}"#,

@@ -124,11 +124,11 @@ impl ResponseBuffer {
         self.bytes.try_reserve_exact(capacity - self.bytes.len()).is_ok()
     }
 
-    /// Frees everything at once; nothing more is kept.
+    /// Frees everything at once; nothing more is kept. The first reason is the one told.
     pub fn give_up(&mut self, why: Skip) {
         self.bytes = Vec::new();
         self.budget.give_back(std::mem::take(&mut self.taken));
-        self.skipped = Some(why);
+        self.skipped = self.skipped.or(Some(why));
     }
 
     /// The answer as far as it came, or why it was not kept.
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(buffer.bytes(), Err(Skip::TooLarge));
         assert_eq!(budget.used(), 0);
         buffer.give_up(Skip::Incomplete);
-        assert_eq!(buffer.bytes(), Err(Skip::Incomplete));
+        assert_eq!(buffer.bytes(), Err(Skip::TooLarge), "the first reason is the one told");
     }
 
     #[test]

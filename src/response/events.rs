@@ -138,6 +138,7 @@ impl EventReader {
             match field(line) {
                 _ if self.bytes_max < line.len() => return None,
                 Field::End => {
+                    self.at_start = false;
                     self.after_return = after == b"\r";
                     if has_data {
                         each(event);
@@ -285,5 +286,272 @@ fn field(line: &[u8]) -> Field<'_> {
         Field::Name(value)
     } else {
         Field::Other
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    type Owned = (Vec<u8>, Vec<u8>);
+
+    fn owned(event: Event<'_>) -> Owned {
+        (event.name.to_vec(), event.data.to_vec())
+    }
+
+    /// The events of `chunks`, and how many were skipped.
+    fn read(bytes_max: usize, chunks: &[&[u8]]) -> (Vec<Owned>, u64) {
+        let mut reader = EventReader::new(bytes_max);
+        let mut events = Vec::new();
+        for chunk in chunks {
+            reader.read(chunk, |event| events.push(owned(event)));
+        }
+        reader.end(|event| events.push(owned(event)));
+        (events, reader.skipped())
+    }
+
+    fn data(stream: &[u8]) -> Vec<String> {
+        let (events, skipped) = read(EVENT_BYTES_MAX, &[stream]);
+        assert_eq!(skipped, 0);
+        events.into_iter().map(|(_, data)| String::from_utf8(data).unwrap()).collect()
+    }
+
+    /// The same, written once more the plain way: the whole stream in hand, line by line.
+    fn plainly(bytes_max: usize, stream: &[u8]) -> (Vec<Owned>, u64) {
+        let stream = stream.strip_prefix(MARK).unwrap_or(stream);
+        let mut lines: Vec<&[u8]> = Vec::new();
+        let mut rest = stream;
+        while !rest.is_empty() {
+            let end = rest.iter().position(|byte| b"\r\n".contains(byte)).unwrap_or(rest.len());
+            lines.push(&rest[..end]);
+            let length = if rest[end..].starts_with(b"\r\n") { 2 } else { 1 };
+            rest = rest.get(end + length..).unwrap_or_default();
+        }
+        lines.push(b"");
+        let (mut events, mut skipped) = (Vec::new(), 0);
+        let (mut name, mut data, mut large) = (Vec::new(), None::<Vec<u8>>, false);
+        for line in lines {
+            if line.is_empty() {
+                skipped += u64::from(large);
+                if let (Some(data), false) = (data.take(), large) {
+                    events.push((name, data));
+                }
+                (name, data, large) = (Vec::new(), None, false);
+                continue;
+            }
+            large |= bytes_max < line.len();
+            let mut parts = line.splitn(2, |byte| *byte == b':');
+            let key = parts.next().unwrap();
+            let value = parts.next().unwrap_or_default();
+            let value = value.strip_prefix(b" ").unwrap_or(value);
+            if key == b"event" {
+                name = value.to_vec();
+            } else if key == b"data" {
+                data = Some(match data {
+                    None => value.to_vec(),
+                    Some(before) => [&before, &b"\n"[..], value].concat(),
+                });
+                large |= data.as_ref().is_some_and(|data| bytes_max < data.len());
+            }
+        }
+        (events, skipped)
+    }
+
+    #[test]
+    fn all_three_line_ends_end_lines() {
+        for end in ["\n", "\r\n", "\r"] {
+            let stream = format!("data: a{end}{end}event: x{end}data: b{end}{end}");
+            let (events, _) = read(EVENT_BYTES_MAX, &[stream.as_bytes()]);
+            assert_eq!(events, [(vec![], b"a".to_vec()), (b"x".to_vec(), b"b".to_vec())]);
+        }
+        assert_eq!(data(b"data: a\r\n\rdata: b\n\r\n"), ["a", "b"]);
+    }
+
+    #[test]
+    fn comments_and_unknown_fields_are_passed_over() {
+        assert_eq!(data(b": ping\n\nid: 7\nretry: 3\n: x\ndata: a\n\n:\n\n"), ["a"]);
+        assert_eq!(data(b"data2: a\n\ndatum\n\n data: a\n\n"), [""; 0]);
+    }
+
+    #[test]
+    fn data_lines_are_joined_and_one_space_is_dropped() {
+        assert_eq!(data(b"data: a\ndata:b\ndata:  c\n\n"), ["a\nb\n c"]);
+        assert_eq!(data(b"data\n\ndata:\n\ndata: \n\ndata\ndata\n\n"), ["", "", "", "\n"]);
+    }
+
+    #[test]
+    fn an_event_without_data_is_none() {
+        assert_eq!(data(b"event: ping\n\n\n\ndata: a\n\n"), ["a"]);
+    }
+
+    #[test]
+    fn the_last_name_counts_and_does_not_leak_into_the_next_event() {
+        let (events, _) = read(99, &[b"event: a\nevent: b\ndata: 1\n\ndata: 2\n\n"]);
+        assert_eq!(events, [(b"b".to_vec(), b"1".to_vec()), (vec![], b"2".to_vec())]);
+    }
+
+    #[test]
+    fn a_last_event_without_an_empty_line_is_read() {
+        assert_eq!(data(b"data: a\n\ndata: b"), ["a", "b"]);
+        assert_eq!(data(b"data: a\n\ndata: b\n"), ["a", "b"]);
+        assert_eq!(data(b"data: b\ndata: c"), ["b\nc"]);
+    }
+
+    #[test]
+    fn a_byte_order_mark_is_dropped_only_at_the_start() {
+        assert_eq!(data(b"\xef\xbb\xbfdata: a\n\n"), ["a"]);
+        assert_eq!(data(b"\xef\xbb\xbf\ndata: a\n\n"), ["a"]);
+        assert_eq!(data(b"data: a\n\n\xef\xbb\xbfdata: b\n\n"), ["a"]);
+        let mark: Vec<&[u8]> = b"\xef\xbb\xbfdata: a\n\n".chunks(1).collect();
+        assert_eq!(read(99, &mark).0.len(), 1);
+    }
+
+    #[test]
+    fn characters_cut_in_the_middle_stay_whole() {
+        let text = "data: {\"content\":\"漢字 🤦🏽‍♀️ é\"}\n\n";
+        let bytes: Vec<&[u8]> = text.as_bytes().chunks(1).collect();
+        let (events, _) = read(EVENT_BYTES_MAX, &bytes);
+        assert_eq!(events[0].1, "{\"content\":\"漢字 🤦🏽‍♀️ é\"}".as_bytes());
+    }
+
+    #[test]
+    fn a_data_line_of_just_the_limit_is_read_and_one_byte_more_is_skipped() {
+        let just = b"data:12345\n\ndata: a\n\n";
+        let more = b"data:123456\n\ndata: a\n\n";
+        for size in 1..=just.len() {
+            let chunks: Vec<&[u8]> = just.chunks(size).collect();
+            assert_eq!(
+                read(10, &chunks),
+                (vec![(vec![], b"12345".to_vec()), (vec![], b"a".to_vec())], 0)
+            );
+            let chunks: Vec<&[u8]> = more.chunks(size).collect();
+            assert_eq!(read(10, &chunks), (vec![(vec![], b"a".to_vec())], 1));
+        }
+    }
+
+    #[test]
+    fn many_small_data_lines_are_bounded_too() {
+        let just = b"data:1234\ndata:56789\n\n";
+        let more = b"data:1234\ndata:567890\n\ndata:a\n\n";
+        for size in 1..=more.len() {
+            let chunks: Vec<&[u8]> = just.chunks(size).collect();
+            assert_eq!(read(10, &chunks), (vec![(vec![], b"1234\n56789".to_vec())], 0));
+            let chunks: Vec<&[u8]> = more.chunks(size).collect();
+            assert_eq!(read(10, &chunks), (vec![(vec![], b"a".to_vec())], 1));
+        }
+    }
+
+    #[test]
+    fn an_endless_line_keeps_no_memory() {
+        let mut reader = EventReader::new(1000);
+        for _ in 0..10_000 {
+            reader.read(&[b'x'; 100], |_| panic!("no event ended"));
+            assert!(reader.line.capacity() <= 2 * 1003);
+        }
+        assert_eq!(reader.line.capacity(), 0);
+        reader.read(b"\n\ndata: a\n\n", |event| assert_eq!(event.data, b"a"));
+        assert_eq!(reader.skipped(), 1);
+    }
+
+    #[test]
+    fn an_event_that_is_skipped_at_the_end_is_counted() {
+        assert_eq!(read(10, &[b"data: 1234567890"]), (vec![], 1));
+        assert_eq!(read(10, &[b"data: 1234567890\n", b"x"]), (vec![], 1));
+    }
+
+    #[test]
+    fn whole_events_in_a_chunk_cost_no_memory() {
+        let mut reader = EventReader::default();
+        let mut events = 0;
+        for _ in 0..100 {
+            reader.read(b"event: a\ndata: b\n\n: ping\n\ndata: c\r\n\r\n", |_| events += 1);
+        }
+        assert_eq!(events, 200);
+        let kept = [&reader.line, &reader.data, &reader.name].map(Vec::capacity);
+        assert_eq!(kept, [0, 0, 0]);
+    }
+
+    #[test]
+    fn events_are_lent_out_of_the_chunk_itself() {
+        let chunk = b"data: abc\n\n";
+        EventReader::default().read(chunk, |event| {
+            assert!(std::ptr::eq(event.data, &raw const chunk[6..9]));
+        });
+    }
+
+    #[test]
+    fn memory_of_a_large_event_is_given_back_and_of_a_small_one_used_again() {
+        let mut reader = EventReader::default();
+        let mut seen = 0;
+        let large = vec![b'x'; 2 * CARRY_BYTES_MAX];
+        reader.read(b"data: ", |_| ());
+        reader.read(&large, |_| ());
+        reader.read(b"\n\n", |event| seen = event.data.len());
+        assert_eq!(seen, large.len());
+        assert_eq!([reader.line.capacity(), reader.data.capacity()], [0, 0]);
+        reader.read(b"event: n\ndata: small", |_| ());
+        reader.read(b"\n\n", |event| seen = event.data.len());
+        assert_eq!(seen, 5);
+        assert!(
+            [&reader.line, &reader.data, &reader.name]
+                .iter()
+                .all(|kept| { kept.capacity() > 0 && kept.capacity() <= CARRY_BYTES_MAX })
+        );
+    }
+
+    #[test]
+    fn many_short_lines_in_one_chunk_are_read_in_one_pass() {
+        // 2 MiB of lines without an event's end: looking ahead from each would take minutes.
+        let chunk = b":\n".repeat(1 << 20);
+        let mut reader = EventReader::default();
+        reader.read(&chunk, |_| ());
+        reader.read(b"data: a\n\n", |event| assert_eq!(event.data, b"a"));
+    }
+
+    fn stream() -> impl Strategy<Value = Vec<u8>> {
+        let piece = prop_oneof![
+            Just(b"\n".to_vec()),
+            Just(b"\n\n".to_vec()),
+            Just(b"\r\n\r\n".to_vec()),
+            Just(b"\r".to_vec()),
+            Just(b"\r\n".to_vec()),
+            Just(b"data: ".to_vec()),
+            Just(b"data:".to_vec()),
+            Just(b"data".to_vec()),
+            Just(b"event: ".to_vec()),
+            Just(b"event".to_vec()),
+            Just(b": ping".to_vec()),
+            Just(b"[DONE]".to_vec()),
+            Just(MARK.to_vec()),
+            prop::collection::vec(any::<u8>(), 0..9),
+            Just("漢🤦".as_bytes().to_vec()),
+        ];
+        prop::collection::vec(piece, 0..24).prop_map(|pieces| pieces.concat())
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_of_the_stream_gives_the_same_events(
+            stream in stream(),
+            cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..8),
+            bytes_max in prop_oneof![Just(9usize), Just(12), Just(16), Just(EVENT_BYTES_MAX)],
+        ) {
+            let expected = plainly(bytes_max, &stream);
+            let mut cuts: Vec<usize> = cuts.iter().map(|cut| cut.index(stream.len() + 1)).collect();
+            cuts.sort_unstable();
+            let mut chunks = Vec::new();
+            let mut from = 0;
+            for cut in cuts {
+                chunks.push(&stream[from..cut]);
+                from = cut;
+            }
+            chunks.push(&stream[from..]);
+            prop_assert_eq!(&read(bytes_max, &[&stream]), &expected, "in one chunk");
+            prop_assert_eq!(&read(bytes_max, &chunks), &expected, "cut");
+            let single: Vec<&[u8]> = stream.chunks(1).collect();
+            prop_assert_eq!(&read(bytes_max, &single), &expected, "byte by byte");
+        }
     }
 }

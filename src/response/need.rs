@@ -185,14 +185,9 @@ pub(super) mod tests {
                 }
                 let good = (200..300).contains(&shape.status);
                 let plain = !shape.encoded && !shape.bodyless;
-                let counted = [
-                    Wire::Chat,
-                    Wire::Completion,
-                    Wire::Responses,
-                    Wire::Messages,
-                    Wire::Pooling,
-                ]
-                .contains(&shape.wire);
+                let counted =
+                    [Wire::Chat, Wire::Completion, Wire::Responses, Wire::Messages, Wire::Pooling]
+                        .contains(&shape.wire);
                 let stream_of_tokens = shape.streaming
                     && good
                     && plain

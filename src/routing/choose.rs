@@ -62,42 +62,78 @@ fn lowest(
 ) -> Option<Choice> {
     let mut costs: SmallVec<[f64; SAMPLE_ABOVE]> = smallvec![f64::INFINITY; candidates.len()];
     policy.cost(question, candidates, &mut costs);
-    // NaN never is the least, nor finite.
-    let cost = costs.iter().copied().filter(|cost| cost.is_finite()).fold(f64::INFINITY, f64::min);
-    if !cost.is_finite() {
-        return None;
-    }
-    let tied = || {
-        let numbered = costs.iter().zip(candidates).enumerate();
-        numbered.filter(|(_, (other, _))| **other == cost).map(|(index, (_, one))| (index, one))
-    };
-    let index = whose_turn(tied, question.rotation)?;
-    Some(Choice { index, cost })
-}
-
-/// Whose turn it is among equals. Equal weights take exact turns. Others follow the multiples of
-/// the golden ratio, which need no state and stay within a few turns of each one's due part.
-fn whose_turn<'a, I>(tied: impl Fn() -> I, rotation: u64) -> Option<usize>
-where
-    I: Iterator<Item = (usize, &'a Candidate<'a>)>,
-{
-    let (_, first) = tied().next()?;
-    let (mut count, mut total, mut even) = (0_u64, 0.0, true);
-    for (_, one) in tied() {
-        count += 1;
-        total += f64::from(one.weight.max(0.0));
-        even &= one.weight == first.weight;
-    }
-    if even || !total.is_finite() {
-        return tied().nth((rotation % count) as usize).map(|(index, _)| index);
-    }
-    let mut point = unit_interval(rotation.wrapping_mul(GOLDEN)) * total;
-    for (index, one) in tied() {
-        point -= f64::from(one.weight.max(0.0));
-        if point < 0.0 {
-            return Some(index);
+    let mut tied: Option<Tied> = None;
+    for (index, (cost, candidate)) in costs.iter().zip(candidates).enumerate() {
+        match &mut tied {
+            _ if !cost.is_finite() => {}
+            Some(tied) if tied.cost < *cost => {}
+            Some(tied) if tied.cost == *cost => tied.join(candidate),
+            _ => tied = Some(Tied::new(*cost, index, candidate)),
         }
     }
-    // Rounding may leave a crumb behind the last.
-    tied().last().map(|(index, _)| index)
+    let tied = tied?;
+    let equals = || (0..).zip(costs.iter().zip(candidates)).filter(|one| *one.1.0 == tied.cost);
+    let index = match tied.turn(question.rotation) {
+        Turn::First => Some(tied.first),
+        Turn::Nth(number) => equals().nth(number).map(|(index, _)| index),
+        Turn::Point(mut point) => {
+            let here = equals().find(|(_, (_, candidate))| {
+                point -= weight(candidate);
+                point < 0.0
+            });
+            // Rounding may leave a crumb behind the last.
+            here.or_else(|| equals().last()).map(|(index, _)| index)
+        }
+    };
+    Some(Choice { index: index?, cost: tied.cost })
+}
+
+/// Those that share the lowest cost.
+struct Tied {
+    cost: f64,
+    first: usize,
+    count: u64,
+    /// The first one's weight, and whether all have the same.
+    weight: f64,
+    is_even: bool,
+    weights: f64,
+}
+
+/// Whose turn it is among equals, counted from the first.
+enum Turn {
+    First,
+    Nth(usize),
+    /// The one at this point of the line, if each takes as much of it as its weight.
+    Point(f64),
+}
+
+impl Tied {
+    fn new(cost: f64, first: usize, candidate: &Candidate<'_>) -> Self {
+        let weight = weight(candidate);
+        Self { cost, first, count: 1, weight, is_even: true, weights: weight }
+    }
+
+    fn join(&mut self, candidate: &Candidate<'_>) {
+        let weight = weight(candidate);
+        self.count += 1;
+        self.weights += weight;
+        self.is_even &= weight == self.weight;
+    }
+
+    /// Equal weights take exact turns. Others follow the multiples of the golden ratio, which need
+    /// no state and stay within a few turns of each one's due part.
+    fn turn(&self, rotation: u64) -> Turn {
+        if self.count == 1 {
+            Turn::First
+        } else if self.is_even {
+            Turn::Nth((rotation % self.count) as usize)
+        } else {
+            Turn::Point(unit_interval(rotation.wrapping_mul(GOLDEN)) * self.weights)
+        }
+    }
+}
+
+/// The weight in turns; a policy may let one serve that has none.
+fn weight(candidate: &Candidate<'_>) -> f64 {
+    if candidate.is_fit() { f64::from(candidate.weight) } else { 0.0 }
 }

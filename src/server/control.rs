@@ -17,7 +17,7 @@ use tracing::{error, info, warn};
 use super::build;
 use crate::clock;
 use crate::config::watch::{Cause, Patience, Watch};
-use crate::config::{Applies, Config, Fault, Loaded, Shown, differences};
+use crate::config::{Applies, Config, Fault, Files, Loaded, Shown, differences};
 use crate::proxy::{Gateway, Shared};
 use crate::telemetry::ReloadResult;
 
@@ -99,11 +99,11 @@ impl Control {
         result.await.ok()
     }
 
-    /// The result are the files to watch from now on.
-    fn read_again(&self) -> Vec<PathBuf> {
+    /// The result: the files to watch from now on.
+    fn read_again(&self) -> Files {
         let Some(path) = &self.path else {
             self.refuse(vec!["there is no configuration file to read again".to_owned()]);
-            return Vec::new();
+            return Files::default();
         };
         let loaded = Loaded::from_file(path);
         for warning in &loaded.warnings {
@@ -163,7 +163,7 @@ impl Control {
         let path = self.path.as_ref()?;
         let poll = self.config.lock().server.config_poll;
         let files = Loaded::from_file(path).files;
-        match Watch::start_to_channel(path, &files, Patience::polling_every(poll)) {
+        match Watch::start_to_channel(path, files, Patience::polling_every(poll)) {
             Ok((watch, changes)) => Some(Watched { watch, changes }),
             Err(error) => {
                 let reason = error.to_string();
@@ -199,7 +199,7 @@ impl Control {
             }
             let files = self.read_again();
             if let Some(watched) = &watched {
-                watched.watch.set_files(files);
+                watched.watch.handle().set_files(files);
             }
             let report = self.report();
             for answer in answers {

@@ -10,7 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use pingora::apps::{HttpServerApp, ReusedHttpStream, ServerApp};
 use pingora::protocols::http::ServerSession;
-use pingora::protocols::{Peek, Ssl, Stream};
+use pingora::protocols::Stream;
 use pingora::server::ShutdownWatch;
 use pingora_proxy::HttpProxy;
 

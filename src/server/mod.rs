@@ -17,7 +17,7 @@ use pingora::listeners::{ListenerConfig, TcpSocketOptions};
 use pingora::protocols::http::v2::server::default_h2_options;
 use pingora::server::configuration::ServerConf;
 use pingora::server::{RunArgs, Server};
-use pingora::services::background::background_service;
+use pingora::services::background::GenBackgroundService;
 use pingora::services::listening::Service;
 use pingora_proxy::http_proxy;
 use tracing::{error, info};
@@ -29,6 +29,7 @@ use crate::proxy::{Door, Gateway, PINGORA_TRIES_MAX, Shared, keepalive};
 use crate::telemetry::{self, AccessLog, Metrics};
 
 pub use control::{Control, ReloadReport};
+pub use sockets::settle;
 
 /// Streams one client may have open on one HTTP/2 connection.
 const HTTP2_STREAMS_MAX: u32 = 1000;
@@ -67,7 +68,7 @@ pub enum StartError {
 /// The process cannot start. Once it runs, nothing is an error here.
 pub fn run(config: Config, path: Option<PathBuf>) -> Result<(), StartError> {
     raise_descriptor_limit();
-    let config = sockets::settle(config)?;
+    let config = settle(config)?;
     let shared = share(&config)?;
     let state = build::state(&config, None, &shared).map_err(StartError::Build)?;
     let gateway = Arc::new(Gateway::new(state, Arc::clone(&shared)));
@@ -86,7 +87,7 @@ pub fn run(config: Config, path: Option<PathBuf>) -> Result<(), StartError> {
         server.add_service(service);
         info!(%address, "admin API");
     }
-    let mut background = background_service("control", Arc::clone(&control));
+    let mut background = GenBackgroundService::new("control".to_owned(), Arc::clone(&control));
     background.threads = Some(CONTROL_THREADS);
     server.add_service(background);
     for listen in &config.listen {

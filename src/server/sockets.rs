@@ -10,7 +10,10 @@ use crate::clock;
 use crate::config::Config;
 
 /// Puts a free port where the configuration says 0 and tries every address once.
-pub(super) fn settle(mut config: Config) -> Result<Config, StartError> {
+///
+/// # Errors
+/// An address cannot be had.
+pub fn settle(mut config: Config) -> Result<Config, StartError> {
     for listen in &mut config.listen {
         listen.address = settled(listen.address)?;
     }

@@ -21,8 +21,9 @@ pub(super) struct Answer {
 }
 
 impl Answer {
-    pub(super) fn json(body: impl Into<Bytes>) -> Self {
-        Self::new(200, JSON, body)
+    /// JSON, which may be written over several lines.
+    pub(super) fn json(body: impl AsRef<str>) -> Self {
+        Self::new(200, JSON, one_line(body.as_ref()))
     }
 
     pub(super) fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
@@ -125,8 +126,7 @@ impl Answer {
         if !kind.is_string() {
             return self;
         }
-        let body =
-            format!(r#"{{"type":"error","error":{{"type":{kind},"message":{message}}}}}"#);
+        let body = format!(r#"{{"type":"error","error":{{"type":{kind},"message":{message}}}}}"#);
         Self { body: body.into(), ..self }
     }
 }
@@ -134,6 +134,12 @@ impl Answer {
 /// What vLLM says when its engine process is gone.
 pub(super) const ENGINE_DEAD: &str =
     "EngineCore encountered an issue. See stack trace (above) for the root cause.";
+
+/// JSON written over several lines, as one: each line break goes, with the spaces that follow it.
+/// Line breaks inside of strings are escaped, so none of them is lost.
+pub(super) fn one_line(json: &str) -> String {
+    json.split('\n').map(|line| line.trim_start_matches(' ')).collect()
+}
 
 /// Text as a JSON string.
 pub(super) fn quoted(text: &str) -> String {
@@ -157,22 +163,38 @@ mod tests {
         check(
             Answer::unknown_model("no/such", &known),
             404,
-            r#"{"error":{"message":"The model `no/such` does not exist. Valid aliases: tiny/qwen-tiny.","type":"NotFoundError","param":"model","code":404}}"#,
+            concat!(
+                r#"{"error":{"message":"The model `no/such` does not exist. Valid aliases: "#,
+                r#"tiny/qwen-tiny.","type":"NotFoundError","param":"model","code":404}}"#,
+            ),
         );
         check(
             Answer::unknown_model("no/such", &known).in_messages_shape(),
             404,
-            r#"{"type":"error","error":{"type":"NotFoundError","message":"The model `no/such` does not exist. Valid aliases: tiny/qwen-tiny."}}"#,
+            concat!(
+                r#"{"type":"error","error":{"type":"NotFoundError","message":"The model "#,
+                r#"`no/such` does not exist. Valid aliases: tiny/qwen-tiny."}}"#,
+            ),
         );
         check(
             Answer::missing(&["messages", "max_tokens"], 1),
             400,
-            r#"{"error":{"message":"2 validation errors:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}\n  {'type': 'missing', 'loc': 'body.max_tokens', 'msg': 'Field required', 'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.messages","code":400}}"#,
+            concat!(
+                r#"{"error":{"message":"2 validation errors:\n  {'type': 'missing', 'loc': "#,
+                r#"'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}\n  {"#,
+                r#"'type': 'missing', 'loc': 'body.max_tokens', 'msg': 'Field required', "#,
+                r#"'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.messages","#,
+                r#""code":400}}"#,
+            ),
         );
         check(
             Answer::busy(),
             503,
-            r#"{"error":{"message":"The engine is currently busy and cannot accept new requests. Please try again later or on a different instance.","type":"Service Unavailable","param":null,"code":503}}"#,
+            concat!(
+                r#"{"error":{"message":"The engine is currently busy and cannot accept new "#,
+                r#"requests. Please try again later or on a different instance.","type":"Service "#,
+                r#"Unavailable","param":null,"code":503}}"#,
+            ),
         );
     }
 }

@@ -193,8 +193,8 @@ impl Connection {
     ) -> Result<T, Stop> {
         tokio::select! {
             biased;
-            value = work => Ok(value),
             () = left(&self.stream, &mut self.inbox) => Err(Stop::PeerLeft),
+            value = work => Ok(value),
         }
     }
 
@@ -263,6 +263,9 @@ impl Connection {
 
     /// An orderly close: what the peer still sends is read, as unread bytes would make it a reset.
     pub(super) async fn close(&mut self) {
+        if self.killed.load(Ordering::Relaxed) {
+            return; // dropping it resets it
+        }
         let socket = socket2::SockRef::from(&self.stream);
         if socket.shutdown(std::net::Shutdown::Write).is_err() {
             return;

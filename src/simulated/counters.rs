@@ -22,9 +22,8 @@ pub const TOKEN_SECONDS: &[f64] = &[
 pub const REQUEST_TOKENS: &[f64] =
     &[1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0];
 /// Bounds of the tokens of one step.
-pub const STEP_TOKENS: &[f64] = &[
-    1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0,
-];
+pub const STEP_TOKENS: &[f64] =
+    &[1.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16384.0];
 
 /// Counts per bound, not yet summed up.
 #[derive(Clone, Debug, PartialEq)]

@@ -106,8 +106,7 @@ pub(super) struct Gauges {
 impl Driver {
     pub(super) fn new(options: EngineOptions, speed: f64) -> Arc<Self> {
         let speed = if speed.is_finite() && speed > 0.0 { speed } else { 1.0 };
-        let clock =
-            EngineClock { origin: clock::now(), speed, frozen: None, lost: Duration::ZERO };
+        let clock = EngineClock { origin: clock::now(), speed, frozen: None, lost: Duration::ZERO };
         let core = Core {
             engine: Engine::new(options),
             clock,
@@ -196,7 +195,8 @@ impl Driver {
     pub(super) fn unhang(&self) {
         let mut core = self.core.lock();
         if let Some(frozen) = core.clock.frozen.take() {
-            core.clock.lost += core.clock.at(clock::now()).saturating_sub(frozen);
+            let lost = core.clock.at(clock::now()).saturating_sub(frozen);
+            core.clock.lost += lost;
         }
         drop(core);
         self.wake.notify_one();

@@ -6,98 +6,13 @@
 //! somebody had to be preempted.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::time::Duration;
 
-use super::cache::{BlockHash, BlockId, BlockPool};
-use super::counters::{Counters, FinishReason, Stations};
+use super::cache::{BlockId, BlockPool};
+use super::counters::{Counters, FinishReason};
 use super::options::EngineOptions;
-
-/// One sequence to compute.
-#[derive(Clone, Debug)]
-pub struct Request {
-    /// Chosen by the caller; no two at once are equal.
-    pub id: u64,
-    /// Length of the prompt, at least 1.
-    pub prompt_tokens: u32,
-    /// How many tokens it will make, at least 1.
-    pub output_tokens: u32,
-    /// What each full block of prompt and answer holds, from the first on. May be shorter than the
-    /// sequence: blocks beyond its end are never shared.
-    pub blocks: Arc<[BlockHash]>,
-    /// Lower runs earlier, if the engine looks at it.
-    pub priority: i64,
-    /// Why it will end.
-    pub finish: FinishReason,
-}
-
-/// What happened to a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// To which.
-    pub id: u64,
-    /// When, since the engine's start.
-    pub at: Duration,
-    /// What.
-    pub kind: EventKind,
-}
-
-/// See [`Event`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventKind {
-    /// The first token is there; so many prompt tokens came from the cache.
-    FirstToken {
-        /// Prompt tokens not computed again.
-        cached_tokens: u32,
-    },
-    /// One more token; it is number `count`, the first being 1.
-    Token {
-        /// Tokens made so far.
-        count: u32,
-    },
-    /// The last event of this sequence.
-    Finished {
-        /// Why.
-        reason: FinishReason,
-    },
-    /// It lost its blocks, waits again, and will compute them again.
-    Preempted,
-}
-
-/// Why a request is not taken.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Rejection {
-    /// As many wait as may.
-    #[error("the queue of the engine is full")]
-    QueueFull,
-    /// It could never run.
-    #[error("the sequence needs more blocks than the engine has")]
-    TooLong,
-}
-
-#[derive(Debug)]
-struct Sequence {
-    request: Request,
-    order: u64,
-    computed: u32,
-    generated: u32,
-    /// Tokens of it in the step that runs now.
-    granted: u32,
-    cached: u32,
-    preempted: bool,
-    table: Vec<BlockId>,
-    stations: Stations,
-}
-
-impl Sequence {
-    fn tokens(&self) -> u32 {
-        self.request.prompt_tokens + self.generated
-    }
-
-    fn rank(&self) -> (i64, u64) {
-        (self.request.priority, self.order)
-    }
-}
+use super::sequence::Sequence;
+pub use super::sequence::{Event, EventKind, Rejection, Request};
 
 /// The engine. Calls must come with a time that never goes back.
 #[derive(Debug)]
@@ -141,18 +56,7 @@ impl Engine {
             return Err(Rejection::QueueFull);
         }
         self.order += 1;
-        let sequence = Sequence {
-            request,
-            order: self.order,
-            computed: 0,
-            generated: 0,
-            granted: 0,
-            cached: 0,
-            preempted: false,
-            table: Vec::new(),
-            stations: Stations { arrived: now, ..Stations::default() },
-        };
-        self.enqueue(sequence);
+        self.enqueue(Sequence::new(request, self.order, now));
         self.begin_step_if_idle(now);
         Ok(())
     }
@@ -456,6 +360,7 @@ impl Engine {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::cache::BlockHash;
     use super::*;
 
     fn request(id: u64, prompt_tokens: u32, output_tokens: u32, family: u64) -> Request {

@@ -256,7 +256,8 @@ impl Desk<'_> {
         let seed = text::mix(text::mix(options.seed, prompt.seed()), index);
         let prompt_tokens = prompt.tokens();
         let room = options.model_tokens_max.saturating_sub(prompt_tokens).max(1);
-        let limit = tokens_max.unwrap_or(room).min(room);
+        let asked = self.faults.events.or(tokens_max);
+        let limit = asked.unwrap_or(room).min(room).max(1);
         let (output, wished) = self.output(seed, body, tokens_max);
         let (output_tokens, finish) = if wished > limit {
             (limit, FinishReason::Length)
@@ -469,7 +470,8 @@ mod tests {
     #[test]
     fn a_wished_text_is_said_byte_for_byte() {
         let text = "Grüße,  \n\n \"quoted\" \u{1F30A} end";
-        let body = json!({"prompt": "x", "max_tokens": 99, "structured_outputs": {"choice": [text]}});
+        let body =
+            json!({"prompt": "x", "max_tokens": 99, "structured_outputs": {"choice": [text]}});
         let choice = job(Wire::Completion, body).unwrap().choices.remove(0);
         assert_eq!(choice.text(0, choice.output_tokens), text);
     }
@@ -499,19 +501,35 @@ mod tests {
         };
         assert_eq!(
             with("max_tokens", json!(-5)),
-            r#"400 {"error":{"message":"max_tokens must be at least 1, got -5. (parameter=max_tokens, value=-5)","type":"BadRequestError","param":"max_tokens","code":400}}"#
+            concat!(
+                r#"400 {"error":{"message":"max_tokens must be at least 1, got -5. "#,
+                r#"(parameter=max_tokens, value=-5)","type":"BadRequestError","#,
+                r#""param":"max_tokens","code":400}}"#,
+            )
         );
         assert_eq!(
             with("temperature", json!(-1)),
-            r#"400 {"error":{"message":"temperature must be non-negative, got -1.0. (parameter=temperature, value=-1.0)","type":"BadRequestError","param":"temperature","code":400}}"#
+            concat!(
+                r#"400 {"error":{"message":"temperature must be non-negative, got -1.0. "#,
+                r#"(parameter=temperature, value=-1.0)","type":"BadRequestError","#,
+                r#""param":"temperature","code":400}}"#,
+            )
         );
         assert_eq!(
             with("stream_options", json!({"include_usage": true})),
-            r#"400 {"error":{"message":"Stream options can only be defined when `stream=True`. (parameter=stream_options)","type":"BadRequestError","param":"stream_options","code":400}}"#
+            concat!(
+                r#"400 {"error":{"message":"Stream options can only be defined when "#,
+                r#"`stream=True`. (parameter=stream_options)","type":"BadRequestError","#,
+                r#""param":"stream_options","code":400}}"#,
+            )
         );
         assert_eq!(
             refusal(Wire::Chat, json!({"model": "sim/tiny"})),
-            r#"400 {"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': 'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}","type":"Bad Request","param":"body.messages","code":400}}"#
+            concat!(
+                r#"400 {"error":{"message":"1 validation error:\n  {'type': 'missing', 'loc': "#,
+                r#"'body.messages', 'msg': 'Field required', 'input': '<dict of 1 items>'}","#,
+                r#""type":"Bad Request","param":"body.messages","code":400}}"#,
+            )
         );
         let long = "word ".repeat(200_000);
         assert!(refusal(Wire::Completion, json!({"prompt": long})).contains("131073"));

@@ -12,4 +12,10 @@
     reason = "a test may"
 )]
 
+mod errors;
+mod fidelity;
+mod headers;
 mod kit;
+mod models;
+mod protocol;
+mod smoke;

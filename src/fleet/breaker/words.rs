@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// How an attempt ended. One for each attempt, told when it ends; see also [`Breaker::answering`].
+/// How an attempt ended. One for each attempt, told when it ends; see `Breaker::answering` too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// A whole answer of 2xx to 4xx, but not 429.

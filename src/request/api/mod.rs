@@ -93,7 +93,14 @@ impl Methods {
     }
 
     fn takes(self, method: &str) -> bool {
-        self == Self::Every || self.allow().split(", ").any(|allowed| allowed == method)
+        match self {
+            Self::Get => method == "GET",
+            Self::Read => matches!(method, "GET" | "HEAD"),
+            Self::Post => method == "POST",
+            Self::ReadPost => matches!(method, "GET" | "HEAD" | "POST"),
+            Self::Delete => method == "DELETE",
+            Self::Every => true,
+        }
     }
 }
 

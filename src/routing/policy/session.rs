@@ -52,15 +52,16 @@ impl Policy for Session {
             weights += f64::from(candidate.weight);
             requests += candidate.occupancy();
         }
+        // A hot key leaves the headroom to the others.
         let bound = if self.hot_keys.is_hot(key, fit) { 1.0 } else { self.load_bound };
+        let bound_per_weight = bound * requests / weights;
         for (candidate, cost) in candidates.iter().zip(costs) {
             if !candidate.is_fit() {
                 continue;
             }
-            let due = requests * f64::from(candidate.weight) / weights;
-            // Rounded up, so that for every load there is somebody with room.
-            let room = (bound * due).ceil().max(self.load_floor);
-            let is_full = room < candidate.occupancy() + 1.0;
+            // The bound is rounded up to whole requests, so that for every load somebody has room.
+            let room = (bound_per_weight * f64::from(candidate.weight)).max(self.load_floor);
+            let is_full = room <= candidate.occupancy();
             *cost = draw(key, candidate) + if is_full { TOO_FULL } else { 0.0 };
         }
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::super::answer::quoted;
+use super::super::answer::{one_line, quoted};
 use super::super::counters::FinishReason;
 use super::super::faults::Usage;
 use super::super::job::{Job, Wire};
@@ -38,7 +38,8 @@ impl Chat<'_> {
         let (prompt, made) = (self.job.prompt_tokens, totals.tokens());
         let total = prompt + made;
         format!(
-            r#""usage":{{"prompt_tokens":{prompt},"total_tokens":{total},"completion_tokens":{made}{details}}},"#
+            r#""usage":{{"prompt_tokens":{prompt},"total_tokens":{total},
+             "completion_tokens":{made}{details}}},"#
         )
     }
 
@@ -59,7 +60,8 @@ impl Chat<'_> {
         let cached = totals.cached_tokens;
         let details = if self.job.details {
             format!(
-                r#"{{"cached_tokens":{cached},"created_cache_tokens":{created},"multimodal_tokens":null}}"#
+                r#"{{"cached_tokens":{cached},"created_cache_tokens":{created},
+                 "multimodal_tokens":null}}"#
             )
         } else {
             "null".to_owned()
@@ -86,7 +88,9 @@ impl Chat<'_> {
         let id = quoted(&self.job.id);
         let tokens = self.job.prompt_tokens;
         format!(
-            r#"{{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3]],"remote_engine_id":"simulated","remote_request_id":{id},"remote_host":"127.0.0.1","remote_port":5600,"tp_size":1,"remote_num_tokens":{tokens}}}"#
+            r#"{{"do_remote_prefill":true,"do_remote_decode":false,"remote_block_ids":[[1,2,3]],
+             "remote_engine_id":"simulated","remote_request_id":{id},"remote_host":"127.0.0.1",
+             "remote_port":5600,"tp_size":1,"remote_num_tokens":{tokens}}}"#
         )
     }
 }
@@ -101,9 +105,11 @@ impl Script for Chat<'_> {
             let usage = self.running_usage(0);
             let _ = write!(
                 event,
-                r#""choices":[{{"index":{index},"delta":{{"role":"assistant","content":""}},"logprobs":null,"finish_reason":null}}],"prompt_token_ids":null,"prompt_text":null{usage}}}"#
+                r#""choices":[{{"index":{index},"delta":{{"role":"assistant","content":""}},
+                 "logprobs":null,"finish_reason":null}}],"prompt_token_ids":null,
+                 "prompt_text":null{usage}}}"#
             );
-            events.push(event + "\n\n");
+            events.push(one_line(&event) + "\n\n");
         }
     }
 
@@ -123,31 +129,28 @@ impl Script for Chat<'_> {
         let finish = finish.map_or_else(|| "null".to_owned(), quoted);
         let _ = match (self.is_chat(), piece.finish.is_some()) {
             (true, false) => write!(event, r#""finish_reason":{finish},"token_ids":null}}]"#),
-            (true, true) => write!(
-                event,
-                r#""finish_reason":{finish},"stop_reason":null,"token_ids":null}}]"#
-            ),
+            (true, true) => {
+                write!(event, r#""finish_reason":{finish},"stop_reason":null,"token_ids":null}}]"#)
+            }
             (false, _) => write!(
                 event,
-                r#""finish_reason":{finish},"stop_reason":null,"prompt_token_ids":null,"token_ids":null}}]"#
+                r#""finish_reason":{finish},"stop_reason":null,"prompt_token_ids":null,
+                 "token_ids":null}}]"#
             ),
         };
         if piece.finish.is_some() && !self.job.include_usage {
             let _ = write!(event, r#","system_fingerprint":"{FINGERPRINT}""#);
         }
         event.push_str(&self.running_usage(piece.tokens));
-        events.push(event + "}\n\n");
+        events.push(one_line(&event) + "}\n\n");
     }
 
     fn close(&mut self, totals: &Totals, events: &mut Vec<String>) {
         let usage = self.final_usage(totals);
         if self.job.include_usage && !usage.is_empty() {
             let mut event = self.begin_event();
-            let _ = write!(
-                event,
-                r#""choices":[],{usage}"system_fingerprint":"{FINGERPRINT}"}}"#
-            );
-            events.push(event + "\n\n");
+            let _ = write!(event, r#""choices":[],{usage}"system_fingerprint":"{FINGERPRINT}"}}"#);
+            events.push(one_line(&event) + "\n\n");
         }
         if !self.job.no_done {
             events.push(DONE.to_owned());
@@ -164,11 +167,16 @@ impl Script for Chat<'_> {
             let _ = match chat {
                 true => write!(
                     body,
-                    r#"{comma}{{"index":{index},"message":{{"role":"assistant","content":{text},"refusal":null,"annotations":null,"audio":null,"function_call":null,"reasoning":null}},"logprobs":null,"finish_reason":"{finish}","stop_reason":null,"token_ids":null,"routed_experts":null}}"#
+                    r#"{comma}{{"index":{index},"message":{{"role":"assistant","content":{text},
+                     "refusal":null,"annotations":null,"audio":null,"function_call":null,
+                     "reasoning":null}},"logprobs":null,"finish_reason":"{finish}",
+                     "stop_reason":null,"token_ids":null,"routed_experts":null}}"#
                 ),
                 false => write!(
                     body,
-                    r#"{comma}{{"index":{index},"text":{text},"logprobs":null,"finish_reason":"{finish}","stop_reason":null,"token_ids":null,"prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}}"#
+                    r#"{comma}{{"index":{index},"text":{text},"logprobs":null,
+                     "finish_reason":"{finish}","stop_reason":null,"token_ids":null,
+                     "prompt_logprobs":null,"prompt_token_ids":null,"routed_experts":null}}"#
                 ),
             };
         }
@@ -179,7 +187,9 @@ impl Script for Chat<'_> {
         };
         let _ = write!(
             body,
-            r#"],"service_tier":null,"system_fingerprint":"{FINGERPRINT}",{usage}{prompt}"kv_transfer_params":{transfer},"ec_transfer_params":null,"metrics":null}}"#
+            r#"],"service_tier":null,
+             "system_fingerprint":"{FINGERPRINT}",{usage}{prompt}"kv_transfer_params":{transfer},
+             "ec_transfer_params":null,"metrics":null}}"#
         );
         body
     }

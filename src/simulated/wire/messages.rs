@@ -1,6 +1,6 @@
 //! `/v1/messages`, Anthropic's grammar as vLLM speaks it: named events, no `[DONE]`.
 
-use super::super::answer::quoted;
+use super::super::answer::{one_line, quoted};
 use super::super::counters::FinishReason;
 use super::super::faults::Usage;
 use super::super::job::Job;
@@ -20,7 +20,8 @@ impl Messages<'_> {
             Usage::Missing => String::new(),
             Usage::Null => r#","usage":null"#.to_owned(),
             Usage::Told => format!(
-                r#","usage":{{"input_tokens":{fresh},"output_tokens":{made},"cache_creation_input_tokens":0,"cache_read_input_tokens":{cached}}}"#
+                r#","usage":{{"input_tokens":{fresh},"output_tokens":{made},
+                 "cache_creation_input_tokens":0,"cache_read_input_tokens":{cached}}}"#
             ),
         }
     }
@@ -35,6 +36,7 @@ fn stop_reason(finish: FinishReason) -> &'static str {
 }
 
 fn event(name: &str, data: &str) -> String {
+    let data = one_line(data);
     format!("event: {name}\ndata: {data}\n\n")
 }
 
@@ -45,7 +47,9 @@ impl Script for Messages<'_> {
         events.push(event(
             "message_start",
             &format!(
-                r#"{{"type":"message_start","message":{{"id":{id},"type":"message","role":"assistant","content":[],"model":{model},"stop_reason":null,"stop_sequence":null,"usage":{{"input_tokens":{prompt},"output_tokens":0}}}}}}"#
+                r#"{{"type":"message_start","message":{{"id":{id},"type":"message",
+                 "role":"assistant","content":[],"model":{model},"stop_reason":null,
+                 "stop_sequence":null,"usage":{{"input_tokens":{prompt},"output_tokens":0}}}}}}"#
             ),
         ));
         events.push(event(
@@ -59,7 +63,8 @@ impl Script for Messages<'_> {
         events.push(event(
             "content_block_delta",
             &format!(
-                r#"{{"type":"content_block_delta","delta":{{"type":"text_delta","text":{text}}},"index":0}}"#
+                r#"{{"type":"content_block_delta","delta":{{"type":"text_delta","text":{text}}},
+                 "index":0}}"#
             ),
         ));
     }
@@ -70,7 +75,8 @@ impl Script for Messages<'_> {
         events.push(event(
             "message_delta",
             &format!(
-                r#"{{"type":"message_delta","delta":{{"stop_reason":{reason},"stop_sequence":null}}{usage}}}"#
+                r#"{{"type":"message_delta","delta":{{"stop_reason":{reason},
+                 "stop_sequence":null}}{usage}}}"#
             ),
         ));
         if !self.job.no_done {
@@ -83,7 +89,8 @@ impl Script for Messages<'_> {
         let text = quoted(&full_text(self.job, 0, totals.tokens()));
         let (reason, usage) = (stop_reason(totals.finish()), self.usage(totals));
         format!(
-            r#"{{"id":{id},"type":"message","role":"assistant","content":[{{"type":"text","text":{text}}}],"model":{model},"stop_reason":{reason}{usage}}}"#
+            r#"{{"id":{id},"type":"message","role":"assistant","content":[{{"type":"text",
+             "text":{text}}}],"model":{model},"stop_reason":{reason}{usage}}}"#
         )
     }
 }

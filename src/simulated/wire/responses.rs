@@ -1,6 +1,6 @@
 //! `/v1/responses`: named and numbered events, no `[DONE]`.
 
-use super::super::answer::quoted;
+use super::super::answer::{one_line, quoted};
 use super::super::counters::FinishReason;
 use super::super::faults::Usage;
 use super::super::job::Job;
@@ -19,7 +19,7 @@ impl Responses<'_> {
 
     /// An event: `fields`, then its number and its name, as vLLM orders them.
     fn event(&mut self, name: &str, fields: &str) -> String {
-        let number = self.number;
+        let (number, fields) = (self.number, one_line(fields));
         self.number += 1;
         format!(
             "event: {name}\ndata: {{{fields},\"sequence_number\":{number},\"type\":\"{name}\"}}\n\n"
@@ -34,7 +34,8 @@ impl Responses<'_> {
     fn item(&self, content: &str, status: &str) -> String {
         let id = self.item_id();
         format!(
-            r#"{{"id":{id},"content":[{content}],"role":"assistant","status":"{status}","type":"message","phase":null}}"#
+            r#"{{"id":{id},"content":[{content}],"role":"assistant","status":"{status}",
+             "type":"message","phase":null}}"#
         )
     }
 
@@ -57,7 +58,15 @@ impl Responses<'_> {
         });
         let usage = self.usage(totals);
         format!(
-            r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},"instructions":null,"metadata":null,"model":{model},"object":"response","output":[{output}],"parallel_tool_calls":true,"temperature":1.0,"tool_choice":"none","tools":[],"top_p":1.0,"background":false,"max_output_tokens":{tokens_max},"max_tool_calls":null,"previous_response_id":null,"prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":null,"top_logprobs":null,"truncation":"disabled",{usage}"user":null,"presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,"ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
+            r#"{{"id":{id},"created_at":{created},"incomplete_details":{incomplete},
+             "instructions":null,"metadata":null,"model":{model},"object":"response",
+             "output":[{output}],"parallel_tool_calls":true,"temperature":1.0,
+             "tool_choice":"none","tools":[],"top_p":1.0,"background":false,
+             "max_output_tokens":{tokens_max},"max_tool_calls":null,"previous_response_id":null,
+             "prompt":null,"reasoning":null,"service_tier":"auto","status":"{status}","text":null,
+             "top_logprobs":null,"truncation":"disabled",{usage}"user":null,
+             "presence_penalty":0.0,"frequency_penalty":0.0,"kv_transfer_params":null,
+             "ec_transfer_params":null,"input_messages":null,"output_messages":null}}"#
         )
     }
 
@@ -71,7 +80,11 @@ impl Responses<'_> {
         let (prompt, made) = (self.job.prompt_tokens, totals.tokens());
         let (cached, total) = (totals.cached_tokens, prompt + made);
         format!(
-            r#""usage":{{"input_tokens":{prompt},"input_tokens_details":{{"cached_tokens":{cached},"cache_write_tokens":0,"input_tokens_per_turn":[],"cached_tokens_per_turn":[]}},"output_tokens":{made},"output_tokens_details":{{"reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],"tool_output_tokens_per_turn":[]}},"total_tokens":{total}}},"#
+            r#""usage":{{"input_tokens":{prompt},"input_tokens_details":{{
+             "cached_tokens":{cached},"cache_write_tokens":0,"input_tokens_per_turn":[],
+             "cached_tokens_per_turn":[]}},"output_tokens":{made},"output_tokens_details":{{
+             "reasoning_tokens":0,"tool_output_tokens":0,"output_tokens_per_turn":[],
+             "tool_output_tokens_per_turn":[]}},"total_tokens":{total}}},"#
         )
     }
 }

@@ -76,6 +76,11 @@ impl Request {
         self
     }
 
+    /// What is asked for.
+    pub fn target(&self) -> &str {
+        &self.target
+    }
+
     /// The body.
     pub fn body_bytes(&self) -> &[u8] {
         match &self.body {

@@ -9,6 +9,7 @@ mod metrics;
 mod reply;
 mod tls;
 mod upstream;
+mod ways;
 mod weir;
 
 use std::future::Future;
@@ -18,13 +19,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub use config::{fleet, fleet_of};
-pub use engines::{Blackhole, blackhole};
+pub use engines::{Engine, EngineProcess, be_an_engine, blackhole, options as engine_options};
 pub use http1::{Raw, Request};
 pub use http2::Http2;
 pub use metrics::Metrics;
 pub use reply::{End, Event, Headers, Reply, events};
 pub use tls::{Certificate, connect as connect_tls};
 pub use upstream::{Act, Framing, Seen, Upstream, answer, answer_with, json, sse, sse_head};
+pub use ways::{Open, Way};
 pub use weir::Weir;
 
 /// The longest a test may take.

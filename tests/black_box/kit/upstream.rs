@@ -277,8 +277,9 @@ fn control(seen: &Seen, shared: &Shared) -> Option<Vec<u8>> {
     if path.ends_with("/health") {
         return Some(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n".to_vec());
     }
-    let cards: Vec<_> = models.iter().map(|id| format!(r#"{{"id":"{id}","object":"model"}}"#));
-    let body = format!(r#"{{"object":"list","data":[{}]}}"#, cards.collect::<Vec<_>>().join(","));
+    let card = |id: &String| format!(r#"{{"id":"{id}","object":"model","owned_by":"kit"}}"#);
+    let cards: Vec<_> = models.iter().map(card).collect();
+    let body = format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(","));
     Some(answer_bytes(200, &[], body.as_bytes()))
 }
 

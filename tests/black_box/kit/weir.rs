@@ -50,9 +50,18 @@ impl Weir {
         Self::start_in(folder, sections).await
     }
 
+    /// The same for a config that names the address to listen on itself.
+    pub async fn start_live_at(sections: &str, address: SocketAddr) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self::live(Self::spawn(folder, sections, address, free_address())).await
+    }
+
     /// The same with the config in this folder.
     pub async fn start_in(folder: TempDir, sections: &str) -> Self {
-        let mut weir = Self::spawn(folder, sections, free_address(), free_address());
+        Self::live(Self::spawn(folder, sections, free_address(), free_address())).await
+    }
+
+    async fn live(mut weir: Self) -> Self {
         until("weir is alive", async || {
             if let Some(status) = weir.child.try_wait().unwrap() {
                 panic!("weir ended with {status}:\n{}", weir.log());
