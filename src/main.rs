@@ -34,7 +34,7 @@ fn main() -> ExitCode {
                     for warning in &loaded.warnings {
                         tracing::warn!(%warning, "in the configuration");
                     }
-                    end(server::run(config, Some(path)))
+                    end(server::run(config, Some(server::Source { path, files: loaded.files })))
                 }
             }
         }

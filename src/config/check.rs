@@ -344,8 +344,7 @@ mod tests {
             ("[::]:80", "0.0.0.0:80"),
             ("10.0.0.1:80", "[::]:80"),
         ] {
-            let told =
-                told(&format!("listen: [{{address: '{one}'}}, {{address: '{other}'}}]"));
+            let told = told(&format!("listen: [{{address: '{one}'}}, {{address: '{other}'}}]"));
             assert_one(&told, &["listen[1].address", "listens there already"]);
         }
         for (one, other) in [
@@ -405,9 +404,8 @@ mod tests {
     #[test]
     fn an_alias_may_not_hide_a_model_nor_lead_in_a_circle() {
         let fleet = |aliases: &str| {
-            told(&format!(
-                "fleet: {{replicas: [{{url: 'http://a', models: [m, 'org/n.1']}}], aliases: {aliases}}}"
-            ))
+            let replica = "{url: 'http://a', models: [m, 'org/n.1']}";
+            told(&format!("fleet: {{replicas: [{replica}], aliases: {aliases}}}"))
         };
         assert_one(&fleet("{m: org/n.1}"), &["fleet.aliases.m", "would hide it"]);
         assert_one(&fleet("{org/n.1: m}"), &["fleet.aliases.\"org/n.1\"", "would hide it"]);
@@ -422,7 +420,10 @@ mod tests {
     #[test]
     fn an_unknown_policy_is_told_the_known_ones() {
         let told = told("routing: {policy: random}");
-        assert_one(&told, &["routing.policy", "round_robin", "least_load", "power_of_two", "session"]);
+        assert_one(
+            &told,
+            &["routing.policy", "round_robin", "least_load", "power_of_two", "session"],
+        );
     }
 
     #[test]
@@ -430,7 +431,9 @@ mod tests {
         let text = "listen: [{tls: {certificate: /no/a.crt, key: /no/a.key}}]";
         let faults = told(text);
         assert_eq!(faults.len(), 2, "{faults:?}");
-        assert!(faults[0].contains("listen[0].tls.certificate: the file `/no/a.crt` does not exist"));
+        assert!(
+            faults[0].contains("listen[0].tls.certificate: the file `/no/a.crt` does not exist")
+        );
         assert_one(
             &told("listen: [{tls: {certificate: /no/a.crt}}]"),
             &["listen[0].tls", "`key` is missing"],

@@ -174,7 +174,8 @@ mod tests {
         assert_eq!(parse("weir check"), check(CONFIG_DEFAULT, Print::Summary));
         assert_eq!(parse("weir check a.yaml"), check("a.yaml", Print::Summary));
         assert_eq!(parse("weir check --print a.yaml"), check("a.yaml", Print::Config));
-        let demo = |engines, port, model: &str| Command::Demo { engines, port, model: model.into() };
+        let demo =
+            |engines, port, model: &str| Command::Demo { engines, port, model: model.into() };
         assert_eq!(parse("weir demo"), demo(3, 8080, "demo"));
         assert_eq!(parse("weir demo --engines 5 --port 1 --model m"), demo(5, 1, "m"));
     }

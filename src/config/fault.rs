@@ -236,7 +236,8 @@ mod tests {
 
     #[test]
     fn a_path_reads_back_as_it_was_written() {
-        for text in ["fleet.replicas[1].url", "a", "", "fleet.aliases.\"gpt-3.5\"", "x[0][12].y-z"] {
+        for text in ["fleet.replicas[1].url", "a", "", "fleet.aliases.\"gpt-3.5\"", "x[0][12].y-z"]
+        {
             assert_eq!(Path::parse(text).to_string(), text);
         }
     }

@@ -15,6 +15,8 @@ use crate::{fleet, proxy, request, response, routing, telemetry};
 mod address;
 mod check;
 pub mod cli;
+#[cfg(test)]
+mod examples;
 mod fault;
 mod files;
 mod load;
@@ -56,7 +58,7 @@ pub struct Config {
     pub proxy: proxy::Options,
     /// What is done with answers besides passing them on.
     pub response: response::Options,
-    /// Logs.
+    /// One line per request, and what Weir says about itself.
     pub telemetry: telemetry::Options,
     /// The process as a whole. Changes here take effect at the next start.
     pub server: ServerOptions,

@@ -118,7 +118,7 @@ pub(super) fn read<T: DeserializeOwned>(root: &mut Node, findings: &mut Findings
         // A key that is missing because it was cut out has had its fault.
         let known = stop.missing.is_some_and(|key| findings.holes.contains(&path.key(key)));
         if !known {
-            findings.note(&path, stop.fault);
+            findings.note(&path, *stop.fault);
         }
         if path.0.is_empty() || !root.cut(&path) {
             return None;
@@ -132,7 +132,7 @@ pub(super) fn read<T: DeserializeOwned>(root: &mut Node, findings: &mut Findings
 #[derive(Debug)]
 pub(super) struct Stop {
     path: Option<Path>,
-    fault: Fault,
+    fault: Box<Fault>,
     /// What was wanted, where a value of another kind was found.
     wanted: Option<String>,
     missing: Option<&'static str>,
@@ -140,7 +140,7 @@ pub(super) struct Stop {
 
 impl Stop {
     fn new(problem: impl Into<String>) -> Self {
-        Self { path: None, fault: Fault::new("", problem), wanted: None, missing: None }
+        Self { path: None, fault: Box::new(Fault::new("", problem)), wanted: None, missing: None }
     }
 
     fn wanted(wanted: &dyn de::Expected) -> Self {
@@ -176,7 +176,7 @@ impl std::error::Error for Stop {}
 
 impl de::Error for Stop {
     fn custom<T: fmt::Display>(text: T) -> Self {
-        Self { fault: Fault::told("", &text.to_string()), ..Self::new("") }
+        Self { fault: Box::new(Fault::told("", &text.to_string())), ..Self::new("") }
     }
 
     fn invalid_type(_: de::Unexpected<'_>, wanted: &dyn de::Expected) -> Self {
@@ -402,9 +402,10 @@ impl<'de> Deserializer<'de> for Reader<'_> {
     ) -> Result<V::Value, Stop> {
         let (word, content) = match self.node {
             Node::Text(word) => (word.clone(), None),
-            Node::Map(entries) if entries.len() == 1 => {
-                (entries[0].0.clone(), Some(self.inner(&entries[0].1, self.path.key(&entries[0].0))))
-            }
+            Node::Map(entries) if entries.len() == 1 => (
+                entries[0].0.clone(),
+                Some(self.inner(&entries[0].1, self.path.key(&entries[0].0))),
+            ),
             other => (other.describe(), None),
         };
         if !known.contains(&word.as_str()) {
@@ -427,7 +428,10 @@ struct Entries<'r, 'n, I> {
 impl<'de, 'n, I: Iterator<Item = (&'n str, &'n Node)>> MapAccess<'de> for Entries<'_, 'n, I> {
     type Error = Stop;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Stop> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(
+        &mut self,
+        seed: K,
+    ) -> Result<Option<K::Value>, Stop> {
         self.value = self.entries.next();
         match self.value {
             Some((key, _)) => seed.deserialize(key.into_deserializer()).map(Some),

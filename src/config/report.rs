@@ -135,7 +135,8 @@ FILE: 3 faults
 
     #[test]
     fn a_warning_does_not_make_a_file_bad() {
-        let (good, _, err) = check("fleet: {replicas: [{url: 'http://a:1', api_key: k-1}]}", Print::Summary);
+        let (good, _, err) =
+            check("fleet: {replicas: [{url: 'http://a:1', api_key: k-1}]}", Print::Summary);
         assert!(good);
         assert!(err.starts_with("FILE:1: warning: fleet.replicas[0].api_key: "), "{err}");
         assert!(!err.contains("k-1"));

@@ -133,9 +133,8 @@ fn compare(path: &Path, old: Option<&Value>, new: Option<&Value>, found: &mut Ve
         _ => {
             let path = path.to_string();
             let fixed = FIXED.iter().any(|section| {
-                path.strip_prefix(section).is_some_and(|rest| {
-                    rest.is_empty() || rest.starts_with(['.', '['])
-                })
+                path.strip_prefix(section)
+                    .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
             });
             let applies = if fixed { Applies::AtRestart } else { Applies::Now };
             found.push(Difference { path, before: short(old), after: short(new), applies });
@@ -234,7 +233,9 @@ fleet: {replicas: [{url: 'http://a:1', weight: 0.1}, {url: 'http://b:1'}], alias
         let new = Config::parse(text).unwrap();
         let told: Vec<_> = differences(&old, &new)
             .into_iter()
-            .map(|d| format!("{} {} {:?}", d.path, d.after.get(..20).unwrap_or(&d.after), d.applies))
+            .map(|d| {
+                format!("{} {} {:?}", d.path, d.after.get(..20).unwrap_or(&d.after), d.applies)
+            })
             .collect();
         let expected = [
             "listen[0].address \"0.0.0.0:8081\" AtRestart",

@@ -119,7 +119,8 @@ pub(super) mod tests {
         let faults = told(&key, &certificate);
         assert!(faults[0].starts_with("certificate: no certificate"), "{faults:?}");
         assert!(faults[1].starts_with("key: no key"), "{faults:?}");
-        let encrypted = "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAA==\n-----END ENCRYPTED PRIVATE KEY-----";
+        let encrypted =
+            "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAA==\n-----END ENCRYPTED PRIVATE KEY-----";
         assert!(told(&certificate, encrypted)[0].contains("encrypted"));
         let broken = certificate.replace("-----END", "----END");
         assert!(told(&broken, &key)[0].starts_with("certificate: "));

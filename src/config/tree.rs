@@ -368,7 +368,10 @@ tail: |
     fn a_few_lines_cannot_grow_into_gigabytes() {
         let mut text = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
         for (this, last) in ('b'..='j').zip('a'..) {
-            text.push_str(&format!("{this}: &{this} [{}]\n", vec![format!("*{last}"); 9].join(", ")));
+            text.push_str(&format!(
+                "{this}: &{this} [{}]\n",
+                vec![format!("*{last}"); 9].join(", ")
+            ));
         }
         assert!(read(&text).unwrap_err().problem.contains("repetition limit"));
     }

@@ -157,7 +157,10 @@ mod tests {
     fn numbers_name_their_bounds() {
         assert_eq!(told("u16", Node::Int(70000)), "out of range; write a number from 0 to 65535");
         assert!(told("a nonzero u32", Node::Int(0)).contains("from 1 to"));
-        assert_eq!(told("u32", Node::Text("8".into())), "not a whole number; write 8 without quotes");
+        assert_eq!(
+            told("u32", Node::Text("8".into())),
+            "not a whole number; write 8 without quotes"
+        );
     }
 
     #[test]

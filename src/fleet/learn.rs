@@ -85,7 +85,6 @@ fn note(replica: &Replica, cards: Vec<models::Card>) {
     let state = replica.state();
     let before = state.cards().as_ref().map(|cards| names(cards));
     let now = names(&cards);
-    // Engines write a fresh date into every list: the cards differ where the models do not.
     if state.learned(cards) {
         replica.wake().wake();
     }

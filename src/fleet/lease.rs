@@ -104,7 +104,7 @@ impl Lease {
         // The lock is let go before anything is written.
         let change = news(&mut state.breaker());
         match change {
-            None => return,
+            None => {}
             Some(Change::Opened { cause, failures, open_for }) => {
                 warn!(replica = %id, %cause, failures, ?open_for, "replica ejected");
                 state.series().breaker(BreakerLabel::Open);

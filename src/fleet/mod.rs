@@ -1,9 +1,9 @@
 //! Who can serve, and how they are: the replicas of the config, kept in Pingora's `Backends`,
 //! probed, asked for their models, and handed out one lease at a time.
 //!
-//! [`Fleet::resolve`] finds the pool of a model, [`Pool::choose`] a replica in it. What is learnt of
-//! a replica outlives a reload while its id and URL stay the same. How a request is read, judged
-//! or sent on is none of this room's business.
+//! [`Fleet::resolve`] finds the pool of a model, [`Pool::choose`] a replica in it. What is learnt
+//! of a replica outlives a reload while its id and URL stay the same. How a request is read,
+//! judged or sent on is none of this room's business.
 //!
 //! To add a source of replicas, see `discovery`. To add something that is learnt of each, write a
 //! loop such as `learn.rs`, let [`Fleet::start`] join it to the others, and keep what it finds in
@@ -16,8 +16,8 @@ pub mod secret;
 mod client;
 mod discovery;
 mod keeper;
-mod lease;
 mod learn;
+mod lease;
 mod models;
 mod options;
 mod peer;
@@ -44,9 +44,7 @@ pub use self::breaker::{BreakerOptions, Outcome};
 pub use self::health::ProbeOptions;
 pub use self::lease::Lease;
 pub use self::models::CARDS_MAX;
-pub use self::options::{
-    DnsOptions, Options, Protocol, REPLICAS_MAX, ReplicaOptions, TlsOptions,
-};
+pub use self::options::{DnsOptions, Options, Protocol, REPLICAS_MAX, ReplicaOptions, TlsOptions};
 pub use self::pool::Pool;
 pub use self::replica::Replica;
 pub use self::roster::Resolved;
@@ -273,9 +271,7 @@ impl Fleet {
                 info!(replica = %replica.id(), "replica removed");
             }
         }
-        for pool in former.roster.load().pools() {
-            pool.retire_series(|id| !self.by_id.contains_key(id));
-        }
+        former.roster.load().retire_series(|id| !self.by_id.contains_key(id));
     }
 }
 
@@ -287,11 +283,7 @@ impl Drop for Fleet {
 
 impl Shared {
     fn new() -> Self {
-        Self {
-            wake: Wake::default(),
-            client: Arc::new(Client::new()),
-            lookups: Lookups::new(),
-        }
+        Self { wake: Wake::default(), client: Arc::new(Client::new()), lookups: Lookups::new() }
     }
 }
 

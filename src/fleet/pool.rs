@@ -4,7 +4,7 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ use super::replica::Replica;
 use super::roster::Drawing;
 use crate::names::{ModelName, ReplicaId};
 use crate::routing::{self, Candidate, Choice, Policy, Question};
-use crate::telemetry::{BreakerLabel, ModelMetrics, ReplicaMetrics};
+use crate::telemetry::{BreakerLabel, Metrics, ModelMetrics, ReplicaMetrics};
 
 /// Up to this many replicas a choice allocates nothing.
 const INLINE: usize = 32;
@@ -25,9 +25,11 @@ const INLINE: usize = 32;
 pub struct Pool {
     model: ModelName,
     replicas: Box<[Arc<Replica>]>,
-    /// In the same order. Held here, so that the counters live as long as the pool.
-    series: Box<[Arc<ReplicaMetrics>]>,
-    metrics: Arc<ModelMetrics>,
+    /// In the same order. Held here, so that the counters live as long as the pool; made at the
+    /// first use where most would show zero for ever.
+    series: Box<[OnceLock<Arc<ReplicaMetrics>>]>,
+    metrics: Arc<Metrics>,
+    model_metrics: Arc<ModelMetrics>,
     breaker: BreakerOptions,
     /// How many choices were made, from a random start. Its lock makes choice and lease one step.
     turn: Mutex<u64>,
@@ -51,13 +53,22 @@ impl Pool {
     ) -> Self {
         let metrics = drawing.metrics;
         Self {
-            series: replicas.iter().map(|one| metrics.replica(&model, one.id())).collect(),
-            metrics: metrics.model(&model),
+            series: replicas.iter().map(|_| OnceLock::new()).collect(),
+            metrics: Arc::clone(metrics),
+            model_metrics: metrics.model(&model),
             replicas: replicas.into(),
             breaker: drawing.options.breaker.clone(),
             turn: Mutex::new(fastrand::u64(..)),
             model,
         }
+    }
+
+    /// Shows all counters from the start, at zero.
+    pub(super) fn with_all_series(self) -> Self {
+        for (replica, series) in self.replicas.iter().zip(&self.series) {
+            series.get_or_init(|| self.metrics.replica(&self.model, replica.id()));
+        }
+        self
     }
 
     /// Whether it holds these replicas and no others.
@@ -78,7 +89,7 @@ impl Pool {
 
     /// The counters of the model.
     pub fn metrics(&self) -> &Arc<ModelMetrics> {
-        &self.metrics
+        &self.model_metrics
     }
 
     /// Whether the probes think well of some replica, be it busy or ejected.
@@ -107,6 +118,7 @@ impl Pool {
         let seat = seats.get(choice.index)?;
         let replica = self.replicas.get(seat.place)?;
         let series = self.series.get(seat.place)?;
+        let series = series.get_or_init(|| self.metrics.replica(&self.model, replica.id()));
         if matches!(seat.admission, Admission::Trial { .. }) {
             replica.state().series().breaker(BreakerLabel::HalfOpen);
         }
@@ -122,7 +134,7 @@ impl Pool {
     /// Takes the counters of some replicas away, though requests may still hold the pool.
     pub(super) fn retire_series(&self, gone: impl Fn(&ReplicaId) -> bool) {
         for (replica, series) in self.replicas.iter().zip(&self.series) {
-            if gone(replica.id()) {
+            if let Some(series) = series.get().filter(|_| gone(replica.id())) {
                 series.retire();
             }
         }
@@ -174,6 +186,9 @@ impl Pool {
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("model", &self.model).field("replicas", &self.replicas).finish()
+        f.debug_struct("Pool")
+            .field("model", &self.model)
+            .field("replicas", &self.replicas)
+            .finish()
     }
 }

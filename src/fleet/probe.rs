@@ -34,7 +34,7 @@ pub(super) struct LastProbe {
 pub(super) async fn watch(replica: &Replica, options: &ProbeOptions, client: &Client) {
     let state = replica.state();
     if !options.is_on() {
-        if !state.admitted() {
+        if !state.serving() {
             came_up(replica, clock::now());
         }
         return;

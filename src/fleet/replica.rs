@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 use pingora::protocols::l4::socket::SocketAddr as PeerAddress;
 use pingora::upstreams::peer::HttpPeer;
 
-use super::{Fleet, FleetError};
 use super::keeper::Wake;
 use super::options::{Options, ReplicaOptions};
 use super::peer;
 use super::secret::Secret;
 use super::state::ReplicaState;
 use super::url::ReplicaUrl;
+use super::{Fleet, FleetError};
 use crate::names::{ModelName, ReplicaId};
 use crate::routing::{SlowStartOptions, stable_hash};
 use crate::telemetry::Metrics;
@@ -52,10 +52,8 @@ pub(super) struct Making<'a> {
 impl Replica {
     /// Reads certificate files. The state is that of the same replica before the reload.
     pub(super) fn new(options: &ReplicaOptions, making: Making<'_>) -> Result<Self, FleetError> {
-        let url = ReplicaUrl::parse(&options.url).map_err(|fault| FleetError::Url {
-            url: options.url.clone(),
-            fault,
-        })?;
+        let url = ReplicaUrl::parse(&options.url)
+            .map_err(|fault| FleetError::Url { url: options.url.clone(), fault })?;
         let id = match &options.id {
             Some(id) => ReplicaId::new(id),
             None => ReplicaId::new(url.name()),

@@ -11,11 +11,11 @@ use super::models::{self, Card};
 use super::options::Options;
 use super::pool::Pool;
 use super::replica::Replica;
-use crate::names::ModelName;
+use crate::names::{ModelName, ReplicaId};
 use crate::telemetry::Metrics;
 
 /// What the model is called, in metrics and logs, of a request that names none and needs none.
-pub const ANY_MODEL: &str = "any";
+pub(super) const ANY_MODEL: &str = "any";
 
 /// Where a request for a model goes.
 #[derive(Debug)]
@@ -88,7 +88,7 @@ impl Roster {
                 let kept = former.pools.get(&model).filter(|pool| pool.is_of(&replicas));
                 let pool = match kept {
                     Some(pool) => Arc::clone(pool),
-                    None => Arc::new(Pool::new(model.clone(), replicas, drawing)),
+                    None => Arc::new(Pool::new(model.clone(), replicas, drawing).with_all_series()),
                 };
                 (model, pool)
             })
@@ -175,7 +175,7 @@ impl Roster {
     }
 
     /// All replicas, whatever they serve.
-    pub fn everyone(&self) -> Resolved {
+    pub(super) fn everyone(&self) -> Resolved {
         match &self.everyone {
             Some(pool) => Resolved::Pool {
                 pool: Arc::clone(pool),
@@ -196,13 +196,20 @@ impl Roster {
         self.cards.get(id).cloned()
     }
 
-    /// All pools.
+    /// All pools of models.
     pub(super) fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
         self.pools.values()
     }
 
+    /// Takes the counters of some replicas away, in all pools.
+    pub(super) fn retire_series(&self, gone: impl Fn(&ReplicaId) -> bool) {
+        for pool in self.pools.values().chain(&self.everyone) {
+            pool.retire_series(&gone);
+        }
+    }
+
     /// Every model that a client may name.
-    pub fn known(&self) -> Arc<[ModelName]> {
+    pub(super) fn known(&self) -> Arc<[ModelName]> {
         self.known.clone().unwrap_or_default()
     }
 }

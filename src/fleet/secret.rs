@@ -90,6 +90,7 @@ impl Secret {
             false => "the file named here".to_owned(),
         };
         let told = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::NotFound if path.is_absolute() => format!("{shown} does not exist"),
             std::io::ErrorKind::NotFound => format!(
                 "{shown} does not exist; a path is taken as seen from the working directory"
             ),

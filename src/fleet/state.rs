@@ -14,7 +14,7 @@ use tokio::task::AbortHandle;
 
 use super::breaker::{Breaker, BreakerOptions};
 use super::health::{Health, Probe, ProbeOptions, Verdict};
-use super::models::Card;
+use super::models::{self, Card};
 use super::probe::LastProbe;
 use crate::telemetry::ReplicaState as Series;
 
@@ -223,6 +223,10 @@ impl ReplicaState {
         self.serving_since.store(moment, Ordering::Relaxed);
     }
 
+    pub(super) fn serving(&self) -> bool {
+        self.serving_since.load(Ordering::Relaxed) != NEVER
+    }
+
     /// How long it has served since it last came up.
     pub(super) fn served_for(&self, now: Instant) -> Duration {
         self.since(&self.serving_since, now).unwrap_or_default()
@@ -260,6 +264,7 @@ impl ReplicaState {
         let mut health = self.health();
         let mut renewed = Health::new(probe.clone());
         let (times, ending) = match health.verdict() {
+            _ if !probe.is_on() => (0, ending),
             Verdict::Unknown => (0, ending),
             Verdict::Up => (probe.successes_min, Probe::Good),
             Verdict::Down => (probe.failures_max, ending),
@@ -330,14 +335,12 @@ impl ReplicaState {
         self.cards.load()
     }
 
-    /// Returns whether anything differs from the last list.
+    /// Returns whether anything but dates differs from the last list.
     pub(super) fn learned(&self, cards: Vec<Card>) -> bool {
         self.models_trouble.store(None);
-        let differs = self.cards.load().as_ref().is_none_or(|known| **known != cards);
-        if differs {
-            self.cards.store(Some(Arc::new(cards)));
-        }
-        differs
+        let same = self.cards.load().as_ref().is_some_and(|known| models::alike(known, &cards));
+        self.cards.store(Some(Arc::new(cards)));
+        !same
     }
 
     /// It did not tell its models. Returns whether that is news.

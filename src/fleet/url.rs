@@ -225,9 +225,8 @@ fn is_name(text: &str) -> bool {
             && !label.ends_with('-')
             && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
     };
-    let last_is_number = || {
-        text.rsplit('.').next().is_some_and(|label| label.bytes().all(|b| b.is_ascii_digit()))
-    };
+    let last_is_number =
+        || text.rsplit('.').next().is_some_and(|label| label.bytes().all(|b| b.is_ascii_digit()));
     text.len() <= NAME_MAX && text.split('.').all(label_is_good) && !last_is_number()
 }
 
@@ -314,7 +313,8 @@ mod tests {
         for text in ["http://h:0", "http://h:65536", "http://h:", "http://h:80a", "http://h:+80"] {
             assert!(matches!(fault(text), UrlFault::Port(_)), "{text}");
         }
-        for text in ["http://", "http:///m", "http://256.1.1.1", "http://a..b", "http://-a", "http://ä"]
+        for text in
+            ["http://", "http:///m", "http://256.1.1.1", "http://a..b", "http://-a", "http://ä"]
         {
             assert!(matches!(fault(text), UrlFault::Host(_)), "{text}");
         }

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use pingora::{Error, ErrorSource, ErrorType};
+use pingora::{Error, ErrorSource, ErrorType, RetryType};
 use pingora_proxy::Session;
 use tracing::debug;
 
@@ -59,8 +59,9 @@ impl Gateway {
         mut error: Box<Error>,
         reused: bool,
     ) -> Box<Error> {
-        if error.retry.retry() && matches!(error.etype(), ErrorType::HTTPStatus(_)) {
-            // Decided when the head was judged.
+        let decided = error.retry == RetryType::Decided(true);
+        if decided && matches!(error.etype(), ErrorType::HTTPStatus(_)) {
+            // When the head was judged.
             return error;
         }
         error.set_retry(false);

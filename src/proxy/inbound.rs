@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use bytes::Bytes;
-use http::{HeaderValue, header};
+use http::{HeaderValue, Method, header};
 use pingora::Result;
 use pingora::http::RequestHeader;
 use pingora_proxy::Session;
@@ -56,6 +56,11 @@ impl From<Refusal> for Stop {
 impl Gateway {
     /// What is set for every request before anything is read of it.
     pub(super) fn greet(&self, session: &mut Session, context: &mut RequestContext) {
+        if !is_websocket(session.req_header()) {
+            // No other protocol is spoken here, so the offer is let go (RFC 9110, 7.8). Left in,
+            // it would make Pingora take the request for one without a body.
+            session.req_header_mut().remove_header(&header::UPGRADE);
+        }
         let times = &context.state.options.timeouts;
         if session.get_keepalive().is_some() {
             let idle = if self.shared.draining() { None } else { Some(times.client_idle.as_secs()) };
@@ -254,6 +259,14 @@ fn session_key(value: &[u8]) -> Option<Box<[u8]>> {
     let value = value.trim_ascii();
     let value = &value[..value.len().min(SESSION_KEY_BYTES_MAX)];
     (!value.is_empty()).then(|| value.into())
+}
+
+fn is_websocket(head: &RequestHeader) -> bool {
+    head.method == Method::GET
+        && head
+            .headers
+            .get(header::UPGRADE)
+            .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"websocket"))
 }
 
 fn is_encoded(head: &RequestHeader) -> bool {

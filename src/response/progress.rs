@@ -43,6 +43,7 @@ impl Disguise {
 struct Finders {
     delta: Finder<'static>,
     text: Finder<'static>,
+    token_ids: Finder<'static>,
     error: Finder<'static>,
     abort: Finder<'static>,
     finish_reason: Finder<'static>,
@@ -52,6 +53,7 @@ struct Finders {
 static FINDERS: LazyLock<Finders> = LazyLock::new(|| Finders {
     delta: Finder::new(b"\"delta\""),
     text: Finder::new(b"\"text\""),
+    token_ids: Finder::new(b"\"token_ids\""),
     error: Finder::new(b"\"error\""),
     abort: Finder::new(b"\"abort\""),
     finish_reason: Finder::new(b"\"finish_reason\""),
@@ -202,42 +204,43 @@ fn kind(event: Event<'_>) -> Cow<'_, [u8]> {
     }
 }
 
-/// Whether an event brings something under `delta`: a text, or an object with content.
-fn has_delta(data: &[u8]) -> bool {
+/// Whether any value under the key that `finder` finds is one that `wanted` likes.
+fn any_value(finder: &Finder<'_>, json: &[u8], wanted: impl Fn(&[u8]) -> bool) -> bool {
     let mut from = 0;
-    while let Some((value, next)) = value_after(&FINDERS.delta, data, from) {
-        if is_text(value) || any_member(value, is_content) {
+    while let Some((value, next)) = value_after(finder, json, from) {
+        if wanted(value) {
             return true;
         }
         from = next;
     }
     false
+}
+
+/// Whether an event brings something under `delta`: a text, or an object with content.
+fn has_delta(data: &[u8]) -> bool {
+    any_value(&FINDERS.delta, data, |value| is_text(value) || any_member(value, is_content))
 }
 
 /// Whether a member of a delta is something the client waits for.
 fn is_content(key: &[u8], value: &[u8]) -> bool {
     match key {
         b"content" | b"reasoning" | b"reasoning_content" | b"refusal" | b"tool_calls"
-        | b"function_call" | b"text" | b"thinking" | b"partial_json" => match value {
-            [b'[' | b'{', inside @ ..] => {
-                !inside.trim_ascii_start().starts_with(b"]")
-                    && !inside.trim_ascii_start().starts_with(b"}")
-            }
-            _ => is_text(value),
-        },
+        | b"function_call" | b"text" | b"thinking" | b"partial_json" => is_filled(value),
         _ => false,
     }
 }
 
-fn has_text(data: &[u8]) -> bool {
-    let mut from = 0;
-    while let Some((value, next)) = value_after(&FINDERS.text, data, from) {
-        if is_text(value) {
-            return true;
-        }
-        from = next;
+/// Whether a value is a text, a list or an object, and not an empty one.
+fn is_filled(value: &[u8]) -> bool {
+    match value {
+        [b'[' | b'{', inside @ ..] => !matches!(inside.trim_ascii_start(), [] | [b']' | b'}', ..]),
+        _ => is_text(value),
     }
-    false
+}
+
+/// Whether an event of completions brings text, or tokens where the client wants only those.
+fn has_text(data: &[u8]) -> bool {
+    any_value(&FINDERS.text, data, is_text) || any_value(&FINDERS.token_ids, data, is_filled)
 }
 
 /// Whether an answer, whole or an event of it, was cut by the engine.
@@ -246,16 +249,9 @@ pub(super) fn was_aborted(json: &[u8]) -> bool {
     if FINDERS.abort.find(json).is_none() {
         return false;
     }
-    [&FINDERS.finish_reason, &FINDERS.stop_reason].into_iter().any(|finder| {
-        let mut from = 0;
-        while let Some((value, next)) = value_after(finder, json, from) {
-            if is_string(value, "abort") {
-                return true;
-            }
-            from = next;
-        }
-        false
-    })
+    let is_abort = |value: &[u8]| is_string(value, "abort");
+    any_value(&FINDERS.finish_reason, json, is_abort)
+        || any_value(&FINDERS.stop_reason, json, is_abort)
 }
 
 /// Whether the text is an object that is, or holds at its top, an error.
@@ -335,6 +331,9 @@ mod tests {
             assert_eq!(token(Wire::Completion, data(&event)), expected, "{text}");
         }
         assert!(token(Wire::Completion, data(r#"{"choices":[{"text":""},{"text":"a"}]}"#)));
+        assert!(token(Wire::Completion, data(r#"{"choices":[{"index":0,"token_ids":[7]}]}"#)));
+        assert!(!token(Wire::Completion, data(r#"{"choices":[{"text":"","token_ids":[]}]}"#)));
+        assert!(!token(Wire::Completion, data(r#"{"choices":[{"text":"","token_ids":null}]}"#)));
         assert!(!token(Wire::Completion, data(r#"{"choices":[],"x":"text"}"#)));
     }
 

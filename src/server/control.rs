@@ -42,16 +42,25 @@ pub struct ReloadReport {
 /// The control plane of one process.
 pub struct Control {
     gateway: Arc<Gateway>,
-    path: Option<PathBuf>,
+    source: Option<Source>,
     config: Mutex<Config>,
     report: Mutex<ReloadReport>,
     requests: mpsc::Sender<oneshot::Sender<ReloadReport>>,
     inbox: Mutex<Option<mpsc::Receiver<oneshot::Sender<ReloadReport>>>>,
 }
 
+/// Where the configuration came from.
+#[derive(Debug)]
+pub struct Source {
+    /// The file.
+    pub path: PathBuf,
+    /// It and the files it names, as they were when it was read.
+    pub files: Files,
+}
+
 impl Control {
-    /// For a gateway that works with this configuration, read from `path`.
-    pub fn new(gateway: Arc<Gateway>, config: Config, path: Option<PathBuf>) -> Arc<Self> {
+    /// For a gateway that works with this configuration, read from `source`.
+    pub fn new(gateway: Arc<Gateway>, config: Config, source: Option<Source>) -> Arc<Self> {
         let (requests, inbox) = mpsc::channel(WAITING_MAX);
         let report = ReloadReport {
             taken: true,
@@ -63,7 +72,7 @@ impl Control {
         gateway.shared().metrics.config(&report.fingerprint);
         Arc::new(Self {
             gateway,
-            path,
+            source,
             config: Mutex::new(config),
             report: Mutex::new(report),
             requests,
@@ -101,11 +110,11 @@ impl Control {
 
     /// The result: the files to watch from now on.
     fn read_again(&self) -> Files {
-        let Some(path) = &self.path else {
+        let Some(source) = &self.source else {
             self.refuse(vec!["there is no configuration file to read again".to_owned()]);
             return Files::default();
         };
-        let loaded = Loaded::from_file(path);
+        let loaded = Loaded::from_file(&source.path);
         for warning in &loaded.warnings {
             warn!(%warning, "in the configuration");
         }
@@ -143,7 +152,16 @@ impl Control {
         self.shared().metrics.config(&fingerprint);
         *self.report.lock() =
             ReloadReport { taken: true, at: seconds(now), fingerprint, faults: vec![], at_restart };
-        *self.config.lock() = config;
+        let mut in_use = self.config.lock();
+        // What waits for a restart is not in use, and is told again at the next reload.
+        let fixed = in_use.clone();
+        *in_use = Config {
+            listen: fixed.listen,
+            admin: fixed.admin,
+            telemetry: fixed.telemetry,
+            server: fixed.server,
+            ..config
+        };
     }
 
     fn refuse(&self, faults: Vec<String>) {
@@ -160,10 +178,9 @@ impl Control {
     }
 
     fn watched(&self) -> Option<Watched> {
-        let path = self.path.as_ref()?;
-        let poll = self.config.lock().server.config_poll;
-        let files = Loaded::from_file(path).files;
-        match Watch::start_to_channel(path, files, Patience::polling_every(poll)) {
+        let source = self.source.as_ref()?;
+        let patience = Patience::polling_every(self.config.lock().server.config_poll);
+        match Watch::start_to_channel(&source.path, source.files.clone(), patience) {
             Ok((watch, changes)) => Some(Watched { watch, changes }),
             Err(error) => {
                 let reason = error.to_string();

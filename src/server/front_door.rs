@@ -24,12 +24,16 @@ pub(super) struct FrontDoor {
     proxy: Arc<HttpProxy<Door>>,
     http2: bool,
     head_max: Duration,
+    /// Requests over one connection.
+    requests_max: Option<u32>,
 }
 
 impl FrontDoor {
     /// In front of this proxy; `http2` is for connections without TLS.
     pub(super) fn new(proxy: Arc<HttpProxy<Door>>, http2: bool, head_max: Duration) -> Self {
-        Self { proxy, http2, head_max }
+        let requests_max =
+            proxy.server_options.as_ref().and_then(|options| options.keepalive_request_limit);
+        Self { proxy, http2, head_max, requests_max }
     }
 
     async fn serve_http1(&self, stream: Stream, shutdown: &ShutdownWatch) {
@@ -39,6 +43,7 @@ impl FrontDoor {
         } else {
             session.set_keepalive(Some(self.head_max.min(HEAD_PIECE_MAX).as_secs().max(1)));
         }
+        session.set_keepalive_reuses_remaining(self.requests_max);
         let mut next = self.proxy.process_new_http(session, shutdown).await;
         while let Some((stream, settings)) = next.map(ReusedHttpStream::consume) {
             let mut session = ServerSession::new_http1(stream);

@@ -7,7 +7,6 @@ mod drain;
 mod front_door;
 mod sockets;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,7 +27,7 @@ use crate::config::{Config, ListenOptions};
 use crate::proxy::{Door, Gateway, PINGORA_TRIES_MAX, Shared, keepalive};
 use crate::telemetry::{self, AccessLog, Metrics};
 
-pub use control::{Control, ReloadReport};
+pub use control::{Control, ReloadReport, Source};
 pub use sockets::settle;
 
 /// Streams one client may have open on one HTTP/2 connection.
@@ -62,17 +61,17 @@ pub enum StartError {
 
 /// Runs the proxy until it is told to stop.
 ///
-/// `path` is the file the configuration came from; with one, it is watched.
+/// `source` is the file the configuration came from; with one, it is watched.
 ///
 /// # Errors
 /// The process cannot start. Once it runs, nothing is an error here.
-pub fn run(config: Config, path: Option<PathBuf>) -> Result<(), StartError> {
+pub fn run(config: Config, source: Option<Source>) -> Result<(), StartError> {
     raise_descriptor_limit();
     let config = settle(config)?;
     let shared = share(&config)?;
     let state = build::state(&config, None, &shared).map_err(StartError::Build)?;
     let gateway = Arc::new(Gateway::new(state, Arc::clone(&shared)));
-    let control = Control::new(Arc::clone(&gateway), config.clone(), path);
+    let control = Control::new(Arc::clone(&gateway), config.clone(), source);
 
     let mut server = Server::new_with_opt_and_conf(None, server_conf(&config));
     server.bootstrap();

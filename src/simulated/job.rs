@@ -10,6 +10,7 @@ use super::cache::BlockHash;
 use super::counters::FinishReason;
 use super::engine::Request;
 use super::faults::{Faults, Usage};
+use super::guided::guided;
 use super::options::{Mode, Options};
 use super::text::{self, Fingerprint};
 
@@ -81,6 +82,8 @@ pub(super) struct Job {
     pub(super) prompt_tokens: u32,
     pub(super) tokens_max: Option<u32>,
     pub(super) priority: i64,
+    /// The tool that is called, if the answer is a call.
+    pub(super) tool: Option<String>,
     /// Whether the prefill is for another server to go on from.
     pub(super) remote_decode: bool,
     pub(super) choices: Vec<Choice>,
@@ -173,6 +176,7 @@ impl Desk<'_> {
             prompt_tokens,
             tokens_max,
             priority: body.get("priority").and_then(Value::as_i64).unwrap_or(0),
+            tool: guided(body).and_then(|guided| guided.tool),
             remote_decode: body["kv_transfer_params"]["do_remote_decode"] == true,
             choices,
             canned: self.canned(),
@@ -277,9 +281,8 @@ impl Desk<'_> {
         if let Some(bytes) = faults.body_bytes {
             return (Output::Filler(bytes as usize), 1);
         }
-        let choice = &body["structured_outputs"]["choice"][0];
-        if let Some(text) = choice.as_str() {
-            let pieces: Vec<String> = text::pieces(text).map(str::to_owned).collect();
+        if let Some(guided) = guided(body) {
+            let pieces: Vec<String> = text::pieces(&guided.text).map(str::to_owned).collect();
             let wished = u32::try_from(pieces.len()).unwrap_or(u32::MAX).max(1);
             return (Output::Pieces(pieces), wished);
         }

@@ -19,6 +19,7 @@ pub mod engine;
 pub mod faults;
 mod gate;
 mod generate;
+mod guided;
 mod head;
 mod http;
 mod instant;

@@ -13,7 +13,7 @@ use tracing_subscriber::{Layer, fmt};
 use super::options::{LogFormat, LogOptions};
 use super::{Result, TelemetryError};
 
-/// What libraries may say unless `debug` is asked for. Pingora's proxy writes lines per failed
+/// What libraries may say unless the operator names them. Pingora's proxy writes lines per failed
 /// request, which the access log tells already; its core tells of handshakes and of accepting.
 const QUIET: &[(&str, LevelFilter)] = &[
     ("pingora_proxy", LevelFilter::OFF),
@@ -23,6 +23,12 @@ const QUIET: &[(&str, LevelFilter)] = &[
     ("h2", LevelFilter::ERROR),
     ("rustls", LevelFilter::ERROR),
 ];
+
+/// Weir's own targets.
+const OURS: &str = "weir";
+
+/// The most that a library may be asked to tell.
+const OTHERS_MAX: LevelFilter = LevelFilter::INFO;
 
 /// Starts the log of the process; fails when it was started before or the level is not understood.
 pub fn init_tracing(options: &LogOptions) -> Result<()> {
@@ -50,12 +56,25 @@ pub(super) fn filter(level: &str) -> Result<Targets> {
     if general == LevelFilter::OFF && !level.contains("off") {
         return Err(wrong("is none of error, warn, info, debug, trace, off".to_owned()));
     }
-    let named: Vec<String> = filter.iter().map(|(target, _)| target.to_owned()).collect();
+    // Below info, libraries write whole heads and bodies, keys and prompts among them: a level
+    // says how much Weir tells, and nobody may ask a library for more than `OTHERS_MAX`.
+    let named: Vec<(String, LevelFilter)> =
+        filter.iter().map(|(target, level)| (target.to_owned(), level)).collect();
+    if OTHERS_MAX < general {
+        filter = filter.with_default(OTHERS_MAX).with_target(OURS, general);
+    }
+    for (target, level) in &named {
+        if !target.starts_with(OURS) && OTHERS_MAX < *level {
+            filter = filter.with_target(target.as_str(), OTHERS_MAX);
+        }
+    }
     for (target, quiet) in QUIET {
-        let by_operator = named.iter().any(|name| name.starts_with(target));
-        if general < LevelFilter::DEBUG && !by_operator {
+        if !named.iter().any(|(name, _)| name.starts_with(target)) {
             filter = filter.with_target(*target, *quiet);
         }
+    }
+    for (target, level) in named.iter().filter(|(target, _)| target.starts_with(OURS)) {
+        filter = filter.with_target(target.as_str(), *level);
     }
     Ok(filter)
 }
@@ -67,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pingora_is_quiet_unless_debug_is_asked_for() {
+    fn pingora_is_quiet_at_every_level() {
         let info = filter("info").unwrap();
         assert!(info.would_enable("weir::proxy", &Level::INFO));
         assert!(!info.would_enable("weir::proxy", &Level::DEBUG));
@@ -75,7 +94,19 @@ mod tests {
         assert!(!info.would_enable("pingora_core::protocols", &Level::WARN));
         assert!(info.would_enable("pingora_core::services::listening", &Level::ERROR));
         let debug = filter("debug").unwrap();
-        assert!(debug.would_enable("pingora_proxy", &Level::DEBUG));
+        assert!(debug.would_enable("weir::proxy", &Level::DEBUG));
+        assert!(!debug.would_enable("pingora_proxy", &Level::DEBUG));
+    }
+
+    #[test]
+    fn no_library_can_be_made_to_write_heads_and_bodies() {
+        for level in ["trace", "trace,pingora_core=trace,h2=debug", "info,hyper=trace"] {
+            let filter = filter(level).unwrap();
+            for target in ["pingora_core::protocols::http::v1::client", "h2::codec", "hyper"] {
+                assert!(!filter.would_enable(target, &Level::DEBUG), "{target} at {level}");
+            }
+        }
+        assert!(filter("trace").unwrap().would_enable("weir::proxy", &Level::TRACE));
     }
 
     #[test]

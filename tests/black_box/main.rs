@@ -12,10 +12,14 @@
     reason = "a test may"
 )]
 
+mod cancel;
 mod errors;
+mod failover;
 mod fidelity;
 mod headers;
 mod kit;
 mod models;
 mod protocol;
+mod routing;
 mod smoke;
+mod streaming;

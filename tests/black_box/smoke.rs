@@ -49,8 +49,7 @@ fn a_user_can_list_chat_and_stream_and_an_operator_can_look() {
         assert!(config.contains("least_load"), "{config}");
         weir.admin_get("/health").await.expect(200);
         weir.admin_get("/ready").await.expect(200);
-        let line = &weir.access_lines()[0];
-        assert_eq!(line["api"], "models");
+        assert!(weir.access_lines().iter().any(|line| line["api"] == "models"));
     });
 }
 

@@ -144,11 +144,39 @@ fn reply(knobs: &Knobs, head: &str, path: &str) -> (u16, String) {
     if !path.ends_with("/v1/models") {
         return (404, String::new());
     }
-    let sent = head.lines().find_map(|line| line.strip_prefix("Authorization: "));
-    if knobs.key.is_some() && sent != knobs.key.as_deref() {
+    let mut headers = head.lines().filter_map(|line| line.split_once(": "));
+    let sent = headers.find(|(name, _)| name.eq_ignore_ascii_case("authorization"));
+    if knobs.key.is_some() && sent.map(|(_, value)| value) != knobs.key.as_deref() {
         return (401, r#"{"error":"Unauthorized"}"#.to_owned());
     }
     let card = |model: &String| format!(r#"{{"id":"{model}","object":"model","max_model_len":8}}"#);
     let cards: Vec<_> = knobs.models.iter().map(card).collect();
     (200, format!(r#"{{"object":"list","data":[{}]}}"#, cards.join(",")))
+}
+
+/// Serves HTTP/2 in the clear, by prior knowledge. Returns where, and the authorities it was asked
+/// by.
+pub(super) async fn serve_http2(models: &[&str]) -> (SocketAddr, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (knobs, asked) = (Arc::new(knobs(models)), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&asked);
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let (knobs, seen) = (Arc::clone(&knobs), Arc::clone(&seen));
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    let authority = request.uri().authority().map(ToString::to_string);
+                    seen.lock().push(authority.unwrap_or_default());
+                    let (status, body) = reply(&knobs, "", request.uri().path());
+                    let head = http::Response::builder().status(status).body(()).unwrap();
+                    let mut sender = respond.send_response(head, false).unwrap();
+                    sender.send_data(body.into(), true).unwrap();
+                }
+            });
+        }
+    });
+    (address, asked)
 }

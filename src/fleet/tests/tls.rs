@@ -61,8 +61,7 @@ impl Papers {
         } else {
             builder.with_no_client_auth()
         };
-        let acceptor =
-            TlsAcceptor::from(Arc::new(builder.with_single_cert(chain, key).unwrap()));
+        let acceptor = TlsAcceptor::from(Arc::new(builder.with_single_cert(chain, key).unwrap()));
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let knobs = Arc::new(Mutex::new(engine::knobs(&["m"])));

@@ -81,6 +81,25 @@ impl Chat<'_> {
         format!(",{}", usage.trim_end_matches(','))
     }
 
+    fn tool_id(&self) -> String {
+        quoted(&self.job.id.replacen("chatcmpl-", "chatcmpl-tool-", 1))
+    }
+
+    /// The text of a plain chat answer, or its call of a tool.
+    fn content(&self, text: &str) -> String {
+        let text = quoted(text);
+        match &self.job.tool {
+            None => format!(r#""content":{text}"#),
+            Some(tool) => {
+                let (id, name) = (self.tool_id(), quoted(tool));
+                format!(
+                    r#""content":"","tool_calls":[{{"id":{id},"type":"function",
+                     "function":{{"name":{name},"arguments":{text}}}}}]"#
+                )
+            }
+        }
+    }
+
     fn transfer(&self) -> String {
         if !self.job.remote_decode {
             return "null".to_owned();
@@ -111,20 +130,31 @@ impl Script for Chat<'_> {
             );
             events.push(one_line(&event) + "\n\n");
         }
+        if let Some(tool) = &self.job.tool {
+            let (id, name) = (self.tool_id(), quoted(tool));
+            let mut event = self.begin_event();
+            let _ = write!(
+                event,
+                r#""choices":[{{"index":0,"delta":{{"content":null,"tool_calls":[{{"id":{id},
+                 "type":"function","index":0,"function":{{"name":{name}}}}}]}},
+                 "logprobs":null,"finish_reason":null,"token_ids":null}}]}}"#
+            );
+            events.push(one_line(&event) + "\n\n");
+        }
     }
 
     fn piece(&mut self, piece: &Piece, events: &mut Vec<String>) {
         let (index, text) = (piece.choice, quoted(&piece.text));
         let mut event = self.begin_event();
-        let _ = match self.is_chat() {
-            true => write!(
-                event,
-                r#""choices":[{{"index":{index},"delta":{{"content":{text}}},"logprobs":null,"#
+        let content = match (self.is_chat(), &self.job.tool) {
+            (false, _) => format!(r#""text":{text}"#),
+            (true, None) => format!(r#""delta":{{"content":{text}}}"#),
+            (true, Some(_)) => format!(
+                r#""delta":{{"content":null,
+                 "tool_calls":[{{"index":0,"function":{{"arguments":{text}}}}}]}}"#
             ),
-            false => {
-                write!(event, r#""choices":[{{"index":{index},"text":{text},"logprobs":null,"#)
-            }
         };
+        let _ = write!(event, r#""choices":[{{"index":{index},{content},"logprobs":null,"#);
         let finish = piece.finish.map(FinishReason::as_str);
         let finish = finish.map_or_else(|| "null".to_owned(), quoted);
         let _ = match (self.is_chat(), piece.finish.is_some()) {
@@ -162,12 +192,14 @@ impl Script for Chat<'_> {
         let mut body = self.begin(if chat { "chat.completion" } else { "text_completion" });
         body.push_str(r#""choices":["#);
         for (index, (tokens, finish)) in totals.choices.iter().enumerate() {
-            let (text, finish) = (quoted(&full_text(self.job, index, *tokens)), finish.as_str());
+            let (text, finish) = (full_text(self.job, index, *tokens), finish.as_str());
+            let content = self.content(&text);
+            let text = quoted(&text);
             let comma = if index > 0 { "," } else { "" };
             let _ = match chat {
                 true => write!(
                     body,
-                    r#"{comma}{{"index":{index},"message":{{"role":"assistant","content":{text},
+                    r#"{comma}{{"index":{index},"message":{{"role":"assistant",{content},
                      "refusal":null,"annotations":null,"audio":null,"function_call":null,
                      "reasoning":null}},"logprobs":null,"finish_reason":"{finish}",
                      "stop_reason":null,"token_ids":null,"routed_experts":null}}"#
