@@ -120,11 +120,8 @@ fn main() {
         length: Duration::from_secs(number("--seconds", 4) as u64),
         nginx: !arguments.iter().any(|one| one == "--no-nginx"),
     };
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(measure(&settings));
 }
 
@@ -169,13 +166,9 @@ async fn rounds(scenario: &Scenario, proxies: &[Proxy], settings: &Settings) {
     for round in 0..=settings.rounds {
         for (proxy, column) in proxies.iter().zip(&mut columns) {
             let before = cpu::time(proxy.process());
-            let run = load::run(
-                proxy.address(),
-                request.clone(),
-                scenario.connections,
-                settings.length,
-            )
-            .await;
+            let run =
+                load::run(proxy.address(), request.clone(), scenario.connections, settings.length)
+                    .await;
             let used = cpu::time(proxy.process()) - before;
             // The first round warms up.
             if round == 0 {

@@ -49,7 +49,9 @@ fn greet(config: &Config, engines: u16, model: &str) {
     let address = listen.address;
     println!("weir demo: {engines} simulated engines serve the model `{model}`.");
     println!("Send a first request from another terminal:\n");
-    println!("  curl -N http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\");
+    println!(
+        "  curl -N http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\"
+    );
     println!(
         "    -d '{{\"model\":\"{model}\",\"stream\":true,\"max_tokens\":40,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n"
     );

@@ -36,7 +36,12 @@ impl Run {
 }
 
 /// Sends `request` over and over on so many connections for so long.
-pub async fn run(target: SocketAddr, request: Vec<u8>, connections: usize, length: Duration) -> Run {
+pub async fn run(
+    target: SocketAddr,
+    request: Vec<u8>,
+    connections: usize,
+    length: Duration,
+) -> Run {
     let stop = Arc::new(AtomicBool::new(false));
     let failed = Arc::new(AtomicU64::new(0));
     let events = Arc::new(AtomicU64::new(0));

@@ -89,6 +89,7 @@ impl Kept {
         replica.state().set_draining(draining);
         if let Some(backend) = backend_of(replica) {
             self.backends.set_enable(&backend, replica.state().enabled());
+            replica.state().set_ready(self.backends.ready(&backend));
         }
         self.wake.wake();
     }

@@ -12,7 +12,7 @@ use super::context::RequestContext;
 use super::inbound::Stop;
 use super::outbound::REQUEST_ID;
 use super::refusal::{Refusal, send_whole};
-use crate::request::{Api, Found};
+use crate::request::Api;
 
 impl Gateway {
     pub(super) async fn answer(
@@ -20,7 +20,7 @@ impl Gateway {
         session: &mut Session,
         context: &mut RequestContext,
         api: &'static Api,
-        found: &Found<'_>,
+        named: Option<String>,
     ) -> Result<(), Stop> {
         let fleet = &context.state.fleet;
         let (status, body) = match api.name {
@@ -30,12 +30,12 @@ impl Gateway {
             "load" => (200, json_bytes(&json!({"server_load": fleet.in_flight()}))),
             "models" => (200, fleet.models()),
             "model" => {
-                let name = found.model().unwrap_or_default();
+                let name = named.unwrap_or_default();
                 // An engine may call a model by its folder, with a slash in front.
                 let card = fleet.model(&name).or_else(|| fleet.model(name.trim_start_matches('/')));
                 let Some(card) = card else {
                     let known = fleet.known();
-                    return Err(Refusal::UnknownModel { model: name.into_owned(), known }.into());
+                    return Err(Refusal::UnknownModel { model: name, known }.into());
                 };
                 (200, card)
             }

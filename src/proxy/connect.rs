@@ -85,17 +85,20 @@ impl Connection {
             let _ = handle.shutdown(Shutdown::Both);
         }
     }
+
+    /// Whether the replica sent something that was not read yet: then it is not the replica that
+    /// keeps the client waiting, but the client that does not take what there is.
+    pub(super) fn has_unread(&self) -> bool {
+        let mut byte = [std::mem::MaybeUninit::<u8>::uninit(); 1];
+        let handle = self.handle.lock();
+        handle.as_ref().is_some_and(|handle| handle.peek(&mut byte).is_ok_and(|read| 0 < read))
+    }
 }
 
 type Pending = Pin<Box<dyn Future<Output = std::io::Result<TcpStream>> + Send>>;
 
 /// The connect of one attempt. Pingora gets it as connector and as tracer of the attempt.
-#[derive(Clone)]
 pub(super) struct Connecting {
-    inner: Arc<ConnectingInner>,
-}
-
-struct ConnectingInner {
     connections: Arc<Connections>,
     pending: Mutex<Option<Pending>>,
     opened: Mutex<Option<Arc<Connection>>>,
@@ -109,28 +112,26 @@ impl std::fmt::Debug for Connecting {
 
 impl Connecting {
     /// A connect that has not begun.
-    pub(super) fn new(connections: &Arc<Connections>) -> Self {
-        Self {
-            inner: Arc::new(ConnectingInner {
-                connections: Arc::clone(connections),
-                pending: Mutex::new(None),
-                opened: Mutex::new(None),
-            }),
-        }
+    pub(super) fn new(connections: &Arc<Connections>) -> Arc<Self> {
+        Arc::new(Self {
+            connections: Arc::clone(connections),
+            pending: Mutex::new(None),
+            opened: Mutex::new(None),
+        })
     }
 
     /// The connector for Pingora.
-    pub(super) fn connector(&self) -> Arc<dyn Connect + Send + Sync> {
-        Arc::new(self.clone())
+    pub(super) fn connector(self: &Arc<Self>) -> Arc<dyn Connect + Send + Sync> {
+        Arc::clone(self) as Arc<dyn Connect + Send + Sync>
     }
 
     /// The tracer for Pingora: it is told when the connection is dropped.
-    pub(super) fn tracer(&self) -> Tracer {
-        Tracer(Box::new(self.clone()))
+    pub(super) fn tracer(self: &Arc<Self>) -> Tracer {
+        Tracer(Box::new(Trace(Arc::clone(self))))
     }
 
     fn poll_pending(&self, cx: &mut Context<'_>) -> Poll<std::io::Result<TcpStream>> {
-        let mut slot = self.inner.pending.lock();
+        let mut slot = self.pending.lock();
         let Some(pending) = slot.as_mut() else {
             return Poll::Ready(Err(std::io::ErrorKind::NotConnected.into()));
         };
@@ -146,8 +147,8 @@ impl Connecting {
             descriptor: stream.as_raw_fd(),
             handle: Mutex::new(Some(SockRef::from(&stream).try_clone()?)),
         });
-        self.inner.connections.insert(&connection);
-        *self.inner.opened.lock() = Some(connection);
+        self.connections.insert(&connection);
+        *self.opened.lock() = Some(connection);
         Ok(Stream::from(stream))
     }
 }
@@ -159,7 +160,7 @@ impl Connect for Connecting {
             return Error::e_explain(ErrorType::ConnectError, "not an internet address");
         };
         {
-            let mut pending = self.inner.pending.lock();
+            let mut pending = self.pending.lock();
             if pending.is_none() {
                 *pending = Some(Box::pin(TcpStream::connect(*address)));
             }
@@ -184,27 +185,31 @@ impl Connect for Connecting {
     }
 }
 
-impl Tracing for Connecting {
+/// Told by Pingora of the end of the connection.
+#[derive(Debug)]
+struct Trace(Arc<Connecting>);
+
+impl Tracing for Trace {
     fn on_connected(&self) {}
 
     fn on_disconnected(&self) {
-        if let Some(connection) = self.inner.opened.lock().take() {
-            self.inner.connections.remove(&connection);
+        if let Some(connection) = self.0.opened.lock().take() {
+            self.0.connections.remove(&connection);
             *connection.handle.lock() = None;
         }
     }
 
     fn boxed_clone(&self) -> Box<dyn Tracing> {
-        Box::new(self.clone())
+        Box::new(Self(Arc::clone(&self.0)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tokio::io::AsyncReadExt;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    async fn open(connections: &Arc<Connections>) -> (Connecting, Stream, TcpStream) {
+    async fn open(connections: &Arc<Connections>) -> (Arc<Connecting>, Stream, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let connecting = Connecting::new(connections);
         let address = SocketAddr::Inet(listener.local_addr().unwrap());
@@ -235,6 +240,20 @@ mod tests {
         connection.end();
         let read = tokio::time::timeout(Duration::from_secs(5), reader).await.unwrap().unwrap();
         assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::UnexpectedEof);
+    }
+
+    #[tokio::test]
+    async fn what_was_not_read_yet_is_seen_and_stays() {
+        let connections = Connections::new();
+        let (_connecting, mut stream, mut accepted) = open(&connections).await;
+        let connection = connections.get(stream.as_raw_fd()).unwrap();
+        assert!(!connection.has_unread());
+        accepted.write_all(b"x").await.unwrap();
+        while !connection.has_unread() {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(stream.read_u8().await.unwrap(), b'x');
+        assert!(!connection.has_unread());
     }
 
     #[tokio::test]

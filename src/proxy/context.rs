@@ -63,6 +63,10 @@ pub(super) struct Answer {
     pub(super) status: u16,
     /// The form of an engine's answer, once its head came.
     pub(super) shape: Option<Shape>,
+    /// Nothing but the end of the connection tells the end of the answer.
+    pub(super) unframed: bool,
+    /// A stream said that it is over.
+    pub(super) end_said: bool,
     pub(super) bytes: u64,
 }
 
@@ -70,6 +74,13 @@ impl Answer {
     /// The answer is `text/event-stream`.
     pub(super) fn is_stream(&self) -> bool {
         self.shape.is_some_and(|shape| shape.streaming)
+    }
+
+    /// The connection ended, which is the only end there is, before the stream said that it is
+    /// over.
+    pub(super) fn is_cut(&self) -> bool {
+        let readable = self.shape.is_some_and(|shape| shape.readable_stream());
+        readable && self.unframed && !self.end_said
     }
 }
 
@@ -87,7 +98,7 @@ pub(super) struct Times {
 /// One try at one replica.
 pub(super) struct Attempt {
     pub(super) lease: Lease,
-    pub(super) connecting: Connecting,
+    pub(super) connecting: Arc<Connecting>,
     pub(super) connecting_still: bool,
     pub(super) began: Instant,
     /// The outcome was told to the breaker and counted.
@@ -95,7 +106,7 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn new(lease: Lease, connecting: Connecting, now: Instant) -> Self {
+    pub(super) fn new(lease: Lease, connecting: Arc<Connecting>, now: Instant) -> Self {
         Self { lease, connecting, connecting_still: false, began: now, reported: false }
     }
 }

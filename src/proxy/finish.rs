@@ -156,9 +156,7 @@ fn how_it_ended(
         (None, None) if finished.disguise.is_some() => Ending::EngineBroke,
         (None, None) => Ending::Complete,
         (None, Some(_)) if timed_out => Ending::TimedOut,
-        (None, Some(error)) if is_client_gone(error) => {
-            Ending::ClientLeft { phase: context.phase }
-        }
+        (None, Some(error)) if is_client_gone(error) => Ending::ClientLeft { phase: context.phase },
         (None, Some(_)) if is_committed(session) => Ending::EngineBroke,
         (None, Some(_)) => Ending::Failed,
     }

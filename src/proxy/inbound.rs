@@ -1,7 +1,6 @@
 //! The way in: which API, the body, the model, the pool. What Weir answers itself ends here.
 
 use std::borrow::Cow;
-use std::fmt::Write as _;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, header};
@@ -63,7 +62,8 @@ impl Gateway {
         }
         let times = &context.state.options.timeouts;
         if session.get_keepalive().is_some() {
-            let idle = if self.shared.draining() { None } else { Some(times.client_idle.as_secs()) };
+            let idle =
+                if self.shared.draining() { None } else { Some(times.client_idle.as_secs()) };
             session.set_keepalive(idle);
         }
         if !times.client_write.is_zero() {
@@ -106,20 +106,17 @@ impl Gateway {
         context: &mut RequestContext,
     ) -> Result<bool, Stop> {
         let head = session.req_header();
-        let method = head.method.clone();
-        let path = head.uri.path().to_owned();
-        let found = request::find(method.as_str(), &path);
+        let found = request::find(head.method.as_str(), head.uri.path());
         let api = self.admit_path(&found, context)?;
+        let path = (found.path != head.uri.path()).then(|| Box::from(found.path.as_ref()));
         context.api = api;
-        if let Some(api) = api {
-            if api.treatment == Treatment::Answer {
-                return self.answer(session, context, api, &found).await.map(|()| true);
-            }
+        if let Some(api) = api.filter(|api| api.treatment == Treatment::Answer) {
+            let named = found.model().map(Cow::into_owned);
+            return self.answer(session, context, api, named).await.map(|()| true);
         }
         let upload = self.read_body(session, context).await?;
         context.times.body_read = Some(clock::now());
         context.phase = Phase::Queued;
-        let path = (found.path != path.as_str()).then(|| Box::from(found.path.as_ref()));
         match api {
             Some(api) if api.has_inference() => {
                 let inference = self.read_inference(session, context, api, upload)?;
@@ -153,9 +150,7 @@ impl Gateway {
             Route::WrongMethod(api) if api.treatment == Treatment::Closed => {
                 Err(Refusal::UnknownPath)
             }
-            Route::WrongMethod(api) => {
-                Err(Refusal::WrongMethod { allowed: api.methods.allow() })
-            }
+            Route::WrongMethod(api) => Err(Refusal::WrongMethod { allowed: api.methods.allow() }),
             Route::Api(api) => match api.treatment {
                 Treatment::Closed => Err(Refusal::UnknownPath),
                 Treatment::EngineAdmin if options.engine_admin == EngineAdmin::Closed => {
@@ -293,10 +288,18 @@ fn request_id(head: &RequestHeader) -> String {
             return id.to_owned();
         }
     }
-    let mut id = String::with_capacity(32);
-    // Writing into a string cannot fail.
-    let _ = write!(id, "{:032x}", fastrand::u128(..));
-    id
+    random_id(fastrand::u128(..))
+}
+
+/// 32 hexadecimal digits.
+fn random_id(number: u128) -> String {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    number
+        .to_be_bytes()
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 15])
+        .map(|digit| char::from(DIGITS[usize::from(digit)]))
+        .collect()
 }
 
 #[cfg(test)]
@@ -319,6 +322,11 @@ mod tests {
             assert_eq!(id.len(), 32, "{odd:?}");
         }
         assert_ne!(request_id(&head(None)), request_id(&head(None)));
+    }
+
+    #[test]
+    fn an_id_of_our_own_is_hexadecimal() {
+        assert_eq!(random_id(0x0123_4567_89ab_cdef), "00000000000000000123456789abcdef");
     }
 
     #[test]

@@ -77,16 +77,17 @@ pub struct Door(pub Arc<Gateway>);
 
 #[async_trait]
 impl ProxyHttp for Door {
-    type CTX = RequestContext;
+    // Boxed: Pingora moves it from phase to phase.
+    type CTX = Box<RequestContext>;
 
-    fn new_ctx(&self) -> RequestContext {
-        RequestContext::new(self.0.state(), &self.0.shared, clock::now())
+    fn new_ctx(&self) -> Box<RequestContext> {
+        Box::new(RequestContext::new(self.0.state(), &self.0.shared, clock::now()))
     }
 
     async fn early_request_filter(
         &self,
         session: &mut Session,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<()> {
         self.0.greet(session, context);
         Ok(())
@@ -95,7 +96,7 @@ impl ProxyHttp for Door {
     async fn request_filter(
         &self,
         session: &mut Session,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<bool> {
         self.0.enter(session, context).await
     }
@@ -103,7 +104,7 @@ impl ProxyHttp for Door {
     async fn upstream_peer(
         &self,
         session: &mut Session,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<Box<HttpPeer>> {
         self.0.choose_peer(session, context).await
     }
@@ -112,12 +113,12 @@ impl ProxyHttp for Door {
         &self,
         _session: &mut Session,
         reused: bool,
-        _peer: &HttpPeer,
+        peer: &HttpPeer,
         descriptor: RawFd,
         _digest: Option<&Digest>,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<()> {
-        self.0.connected(reused, descriptor, context);
+        self.0.connected(peer, reused, descriptor, context);
         Ok(())
     }
 
@@ -125,7 +126,7 @@ impl ProxyHttp for Door {
         &self,
         session: &mut Session,
         request: &mut RequestHeader,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<()> {
         self.0.prepare_head(session, request, context)
     }
@@ -135,7 +136,7 @@ impl ProxyHttp for Door {
         _session: &mut Session,
         body: &mut Option<Bytes>,
         _end_of_stream: bool,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<()> {
         if let Some(whole) = &context.body {
             *body = Some(whole.clone());
@@ -147,7 +148,7 @@ impl ProxyHttp for Door {
         &self,
         session: &mut Session,
         response: &mut ResponseHeader,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<()> {
         self.0.judge_head(session, response, context)
     }
@@ -156,7 +157,7 @@ impl ProxyHttp for Door {
         &self,
         session: &mut Session,
         response: &mut ResponseHeader,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<()> {
         self.0.pass_head(session, response, context)
     }
@@ -166,7 +167,7 @@ impl ProxyHttp for Door {
         _session: &mut Session,
         body: &mut Option<Bytes>,
         end_of_stream: bool,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> Result<Option<Duration>> {
         self.0.pass_body(body.as_ref(), end_of_stream, context)?;
         Ok(None)
@@ -176,7 +177,7 @@ impl ProxyHttp for Door {
         &self,
         _session: &mut Session,
         _peer: &HttpPeer,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
         error: Box<Error>,
     ) -> Box<Error> {
         self.0.connect_failed(context, error)
@@ -187,7 +188,7 @@ impl ProxyHttp for Door {
         _peer: &HttpPeer,
         session: &mut Session,
         error: Box<Error>,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
         reused: bool,
     ) -> Box<Error> {
         self.0.attempt_failed(session, context, error, reused)
@@ -197,7 +198,7 @@ impl ProxyHttp for Door {
         &self,
         session: &mut Session,
         error: &Error,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) -> FailToProxy {
         let error_code = self.0.tell_failure(session, error, context).await;
         FailToProxy { error_code, can_reuse_downstream: false }
@@ -207,20 +208,20 @@ impl ProxyHttp for Door {
         &self,
         session: &mut Session,
         error: Option<&Error>,
-        context: &mut RequestContext,
+        context: &mut Box<RequestContext>,
     ) {
         self.0.finish(session, context, error);
     }
 
     // Pingora's own lines for failures and retries say what the access log and the metrics say.
-    fn suppress_error_log(&self, _: &Session, _: &RequestContext, _: &Error) -> bool {
+    fn suppress_error_log(&self, _: &Session, _: &Box<RequestContext>, _: &Error) -> bool {
         true
     }
 
     fn suppress_proxy_warn_log(
         &self,
         _: &Session,
-        _: &RequestContext,
+        _: &Box<RequestContext>,
         _: &Error,
         _: ProxyWarnLogContext,
     ) -> bool {

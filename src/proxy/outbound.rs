@@ -2,10 +2,13 @@
 //! what the replica must be told.
 
 use std::net::IpAddr;
+use std::os::fd::RawFd;
 
 use http::{HeaderName, HeaderValue, header};
 use pingora::Result;
 use pingora::http::RequestHeader;
+use pingora::protocols::ALPN;
+use pingora::upstreams::peer::HttpPeer;
 use pingora_proxy::Session;
 
 use super::Gateway;
@@ -22,22 +25,29 @@ const FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Headers that end here, beside those Pingora takes out itself (the hop-by-hop set and what
-/// `Connection` names). Source: RFC 9110, 7.6.1 and 11.7.2.
-const NOT_FORWARDED: [HeaderName; 5] = [
-    header::EXPECT,
-    header::PROXY_AUTHORIZATION,
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("http2-settings"),
-];
+/// `Connection` names). Source: RFC 9110, 10.1.1 and 11.7.2.
+const NOT_FORWARDED: [HeaderName; 2] = [header::EXPECT, header::PROXY_AUTHORIZATION];
+
+/// Whether the connection belongs to this request alone. One that speaks HTTP/2 carries others.
+pub(super) fn is_http1_only(peer: &HttpPeer) -> bool {
+    peer.options.alpn == ALPN::H1
+}
 
 impl Gateway {
     /// A connection stands; the request goes out on it now.
-    pub(super) fn connected(&self, reused: bool, descriptor: i32, context: &mut RequestContext) {
+    pub(super) fn connected(
+        &self,
+        peer: &HttpPeer,
+        reused: bool,
+        descriptor: RawFd,
+        context: &mut RequestContext,
+    ) {
         let now = clock::now();
         context.times.connected = Some(now);
         context.phase = Phase::WaitingForHead;
-        context.watch.attach(self.shared.connections.get(descriptor));
+        if is_http1_only(peer) {
+            context.watch.attach(self.shared.connections.get(descriptor));
+        }
         context.watch.arm(Limit::FirstByte, now, context.state.options.timeouts.first_byte);
         if let (Some(attempt), false) = (&context.attempt, reused) {
             attempt.lease.connected(now.saturating_duration_since(attempt.began));
@@ -55,7 +65,9 @@ impl Gateway {
             return Err(context.refuse(Refusal::Internal));
         };
         for name in &NOT_FORWARDED {
-            request.remove_header(name);
+            if request.headers.contains_key(name) {
+                request.remove_header(name);
+            }
         }
         self.tell_client(session, request, context)?;
         request.insert_header(REQUEST_ID, context.id())?;
@@ -69,8 +81,7 @@ impl Gateway {
         }
         set_path(request, lease.path_prefix(), context)?;
         if let Some(body) = &context.body {
-            request.remove_header(&header::TRANSFER_ENCODING);
-            request.insert_header(header::CONTENT_LENGTH, body.len())?;
+            set_length(request, body.len())?;
         }
         Ok(())
     }
@@ -95,10 +106,8 @@ impl Gateway {
             .get(header::HOST)
             .map(HeaderValue::as_bytes)
             .or_else(|| original.uri.authority().map(|name| name.as_str().as_bytes()));
-        if let Some(host) = host {
-            if !request.headers.contains_key(&FORWARDED_HOST) {
-                request.insert_header(FORWARDED_HOST, host)?;
-            }
+        if let Some(host) = host.filter(|_| !request.headers.contains_key(&FORWARDED_HOST)) {
+            request.insert_header(FORWARDED_HOST, host)?;
         }
         if !request.headers.contains_key(&FORWARDED_PROTO) {
             let tls = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
@@ -106,6 +115,18 @@ impl Gateway {
         }
         Ok(())
     }
+}
+
+/// One framing header, and it fits the body.
+fn set_length(request: &mut RequestHeader, length: usize) -> Result<()> {
+    let mut declared = request.headers.get_all(header::CONTENT_LENGTH).iter();
+    let fits = declared.next().is_some_and(|value| {
+        std::str::from_utf8(value.as_bytes()).is_ok_and(|text| text.parse() == Ok(length))
+    }) && declared.next().is_none();
+    if request.headers.contains_key(header::TRANSFER_ENCODING) {
+        request.remove_header(&header::TRANSFER_ENCODING);
+    }
+    if fits { Ok(()) } else { request.insert_header(header::CONTENT_LENGTH, length) }
 }
 
 fn forwarded_for(believed: Option<&HeaderValue>, address: IpAddr) -> Vec<u8> {

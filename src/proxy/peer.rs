@@ -14,6 +14,7 @@ use tracing::debug;
 use super::Gateway;
 use super::connect::Connecting;
 use super::context::{Attempt, RequestContext};
+use super::outbound::is_http1_only;
 use super::refusal::Refusal;
 use crate::clock;
 use crate::names::Tokens;
@@ -28,9 +29,6 @@ const ALIVE_CONNECT_MAX: Duration = Duration::from_millis(500);
 
 /// How long that connection must stay open: a dying process still accepts for a moment.
 const ALIVE_HOLD: Duration = Duration::from_millis(30);
-
-/// Added to the longest phase for Pingora's own read timeout, which is only a safety net.
-const BACKSTOP: Duration = Duration::from_secs(10);
 
 /// Bytes of a request body that make about one token of English text in JSON.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -80,8 +78,7 @@ impl Gateway {
             rotation: 0,
             now,
         };
-        let chosen =
-            target.pool.choose(state.policy.as_ref(), &mut question, &context.tried, now);
+        let chosen = target.pool.choose(state.policy.as_ref(), &mut question, &context.tried, now);
         let Some((lease, choice)) = chosen else {
             return Err(context.refuse(Refusal::NoReplica { retry_after: RETRY_AFTER }));
         };
@@ -105,12 +102,16 @@ impl Gateway {
         let options = &mut peer.options;
         options.connection_timeout = Some(timeouts.connect);
         options.total_connection_timeout = Some(timeouts.connect);
-        options.read_timeout = backstop(&[timeouts.first_byte, timeouts.between_bytes]);
         options.write_timeout = Some(timeouts.send);
         options.idle_timeout = Some(timeouts.replica_idle);
         options.tcp_keepalive = Some(keepalive());
         options.custom_l4 = Some(attempt.connecting.connector());
         options.tracer = Some(attempt.connecting.tracer());
+        if !is_http1_only(&peer) {
+            // The watchdog cannot end one stream of a shared connection: Pingora's own limit,
+            // the same for the head and for every gap, has to do.
+            peer.options.read_timeout = longest(&[timeouts.first_byte, timeouts.between_bytes]);
+        }
         Ok(Box::new(peer))
     }
 }
@@ -127,12 +128,12 @@ pub fn keepalive() -> TcpKeepalive {
     }
 }
 
-/// Longer than every limit the watchdog keeps; none when one of them is off.
-fn backstop(limits: &[Duration]) -> Option<Duration> {
+/// The longest of some limits; none when one of them is off.
+fn longest(limits: &[Duration]) -> Option<Duration> {
     if limits.iter().any(Duration::is_zero) {
         return None;
     }
-    limits.iter().max().map(|longest| *longest + BACKSTOP)
+    limits.iter().max().copied()
 }
 
 /// Whether the client is gone already; asks once and does not wait. Only after the body is read.
@@ -193,11 +194,9 @@ mod tests {
     }
 
     #[test]
-    fn the_safety_net_is_off_when_a_limit_is_off() {
-        assert_eq!(backstop(&[Duration::ZERO, Duration::from_secs(1)]), None);
-        assert_eq!(
-            backstop(&[Duration::from_secs(2), Duration::from_secs(1)]),
-            Some(Duration::from_secs(2) + BACKSTOP)
-        );
+    fn there_is_no_longest_limit_when_one_is_off() {
+        let second = Duration::from_secs(1);
+        assert_eq!(longest(&[Duration::ZERO, second]), None);
+        assert_eq!(longest(&[2 * second, second]), Some(2 * second));
     }
 }

@@ -120,10 +120,7 @@ impl Refusal {
 
     /// Whether a replica was at fault, or Weir itself, rather than the request.
     pub fn is_failure(&self) -> bool {
-        matches!(
-            self,
-            Self::Unreachable | Self::ReplicaFailed | Self::BadAnswer | Self::Internal
-        )
+        matches!(self, Self::Unreachable | Self::ReplicaFailed | Self::BadAnswer | Self::Internal)
     }
 
     /// The word for logs and metrics.

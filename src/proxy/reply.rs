@@ -88,19 +88,20 @@ impl Gateway {
         response: &mut ResponseHeader,
         context: &mut RequestContext,
     ) -> Result<()> {
-        if response.status.is_informational() {
+        let upgraded = response.status == StatusCode::SWITCHING_PROTOCOLS;
+        if response.status.is_informational() && !upgraded {
             return Ok(());
         }
         context.body = None;
-        let upgraded = response.status == StatusCode::SWITCHING_PROTOCOLS;
         if !upgraded {
             strip_connection_headers(response);
         }
         response.insert_header(REQUEST_ID, context.id())?;
         if session.req_header().version == Version::HTTP_10 {
             // Pingora would send chunks to a client that cannot read them.
-            response.remove_header(&header::TRANSFER_ENCODING);
-            session.set_keepalive(None);
+            if response.remove_header(&header::TRANSFER_ENCODING).is_some() {
+                session.set_keepalive(None);
+            }
         }
         if self.shared.draining() {
             session.set_keepalive(None);
@@ -108,6 +109,7 @@ impl Gateway {
         let shape = shape_of(session, response, context);
         context.answer.status = shape.status;
         context.answer.shape = Some(shape);
+        context.answer.unframed = is_unframed(session, response);
         context.phase = if shape.streaming { Phase::SilentStream } else { Phase::Streaming };
         context.tap = context.state.consumers.tap(&shape, declared_length(response));
         let times = &context.state.options.timeouts;
@@ -136,6 +138,10 @@ impl Gateway {
             if context.watch.fired().is_some() {
                 return Error::e_explain(ErrorType::ReadTimedout, "the answer was cut");
             }
+            if context.answer.is_cut() {
+                let what = "the connection ended before the stream did";
+                return Err(Error::explain(ErrorType::ConnectionClosed, what).into_up());
+            }
             context.watch.detach();
         }
         Ok(())
@@ -145,6 +151,7 @@ impl Gateway {
         let now = clock::now();
         context.answer.bytes += chunk.len() as u64;
         let seen = context.tap.chunk(chunk);
+        context.answer.end_said |= seen.ended;
         let times = &context.state.options.timeouts;
         let Some(attempt) = context.attempt.as_ref() else { return };
         attempt.lease.alive(now);
@@ -214,15 +221,23 @@ fn shape_of(session: &Session, response: &ResponseHeader, context: &RequestConte
         .headers
         .get(header::CONTENT_ENCODING)
         .is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
+    let wire = match context.api {
+        // A stored response told its usage when it was made.
+        Some(api) if api.treatment != Treatment::Stateful => api.wire,
+        _ => Wire::Other,
+    };
     let bodyless = session.req_header().method == Method::HEAD
         || matches!(response.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
-    Shape {
-        streaming,
-        wire: context.api.map_or(Wire::Other, |api| api.wire),
-        status: response.status.as_u16(),
-        encoded,
-        bodyless,
-    }
+    Shape { streaming, wire, status: response.status.as_u16(), encoded, bodyless }
+}
+
+/// Whether only the end of the connection tells where the body ends.
+fn is_unframed(session: &Session, response: &ResponseHeader) -> bool {
+    // Pingora takes the transfer encoding out of heads for HTTP/2 clients, which are framed.
+    session.req_header().version != Version::HTTP_2
+        && session.req_header().version != Version::HTTP_10
+        && !response.headers.contains_key(header::TRANSFER_ENCODING)
+        && !response.headers.contains_key(header::CONTENT_LENGTH)
 }
 
 fn declared_length(response: &ResponseHeader) -> Option<u64> {

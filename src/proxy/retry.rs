@@ -120,7 +120,7 @@ pub enum Condition {
 
 /// Whether a connection had served before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Connection {
+pub(super) enum Connection {
     /// It was made for this attempt.
     Fresh,
     /// It was kept from an earlier request.
@@ -129,7 +129,7 @@ pub enum Connection {
 
 /// How an attempt failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
+pub(super) enum Failure {
     /// No connection was made, in time or at all.
     Connect,
     /// The connection was lost before the request was sent whole.
@@ -154,7 +154,7 @@ pub enum Failure {
 
 /// Where the request stands after a failed attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Facts {
+pub(super) struct Facts {
     /// Attempts made, the failed one counted.
     pub attempts: u32,
     /// Replicas that could serve and were not tried for this request.
@@ -213,7 +213,7 @@ impl fmt::Display for Reason {
 }
 
 /// Whether the request is tried again. To be passed through [`Budget::spend`] before it is done.
-pub fn decide(failure: Failure, facts: &Facts, options: &RetryOptions) -> Decision {
+pub(super) fn decide(failure: Failure, facts: &Facts, options: &RetryOptions) -> Decision {
     if facts.committed {
         return Decision::GiveUp(Reason::Committed);
     }

@@ -128,6 +128,9 @@ impl Watch {
         // Under the lock, so that a connection that was detached is never ended.
         let connection = self.connection.lock();
         if let Some(connection) = connection.as_ref() {
+            if limit != Limit::Total && connection.has_unread() {
+                return;
+            }
             self.fired.store(limit.code(), Ordering::Relaxed);
             connection.end();
         }

@@ -105,9 +105,7 @@ impl EventReader {
     /// The stream has ended: an event that no empty line followed is handed out too, since some
     /// engines leave that line away at the end.
     pub fn end(&mut self, mut each: impl FnMut(Event<'_>)) {
-        if self.line_length > 0 {
-            self.end_line(b"", &mut each);
-        }
+        self.end_line(b"", &mut each);
         self.end_event(&mut each);
     }
 
@@ -139,7 +137,8 @@ impl EventReader {
                 _ if self.bytes_max < line.len() => return None,
                 Field::End => {
                     self.at_start = false;
-                    self.after_return = after == b"\r";
+                    // A line feed may still follow a carriage return: one more empty line, which
+                    // between two events means nothing.
                     if has_data {
                         each(event);
                     }
@@ -312,6 +311,20 @@ mod tests {
         (events, reader.skipped())
     }
 
+    /// The data of the events and how many were skipped: the same in chunks of every size.
+    fn in_chunks(bytes_max: usize, stream: &[u8]) -> (Vec<String>, u64) {
+        let read = |size| {
+            let chunks: Vec<&[u8]> = stream.chunks(size).collect();
+            read(bytes_max, &chunks)
+        };
+        let (events, skipped) = read(stream.len());
+        for size in 1..stream.len() {
+            assert_eq!(read(size), (events.clone(), skipped), "in chunks of {size}");
+        }
+        let text = |(_, data)| String::from_utf8(data).unwrap();
+        (events.into_iter().map(text).collect(), skipped)
+    }
+
     fn data(stream: &[u8]) -> Vec<String> {
         let (events, skipped) = read(EVENT_BYTES_MAX, &[stream]);
         assert_eq!(skipped, 0);
@@ -388,8 +401,12 @@ mod tests {
 
     #[test]
     fn the_last_name_counts_and_does_not_leak_into_the_next_event() {
-        let (events, _) = read(99, &[b"event: a\nevent: b\ndata: 1\n\ndata: 2\n\n"]);
-        assert_eq!(events, [(b"b".to_vec(), b"1".to_vec()), (vec![], b"2".to_vec())]);
+        let stream = b"event: a\nevent: b\ndata: 1\n\ndata: 2\n\n";
+        for size in 1..=stream.len() {
+            let chunks: Vec<&[u8]> = stream.chunks(size).collect();
+            let (events, _) = read(99, &chunks);
+            assert_eq!(events, [(b"b".to_vec(), b"1".to_vec()), (vec![], b"2".to_vec())]);
+        }
     }
 
     #[test]
@@ -418,29 +435,19 @@ mod tests {
 
     #[test]
     fn a_data_line_of_just_the_limit_is_read_and_one_byte_more_is_skipped() {
-        let just = b"data:12345\n\ndata: a\n\n";
-        let more = b"data:123456\n\ndata: a\n\n";
-        for size in 1..=just.len() {
-            let chunks: Vec<&[u8]> = just.chunks(size).collect();
-            assert_eq!(
-                read(10, &chunks),
-                (vec![(vec![], b"12345".to_vec()), (vec![], b"a".to_vec())], 0)
-            );
-            let chunks: Vec<&[u8]> = more.chunks(size).collect();
-            assert_eq!(read(10, &chunks), (vec![(vec![], b"a".to_vec())], 1));
-        }
+        let next = "data: a\n\n";
+        let just = format!("data:12345\n\n{next}");
+        assert_eq!(in_chunks(10, just.as_bytes()), (vec!["12345".into(), "a".into()], 0));
+        let more = format!("data:123456\n\n{next}");
+        assert_eq!(in_chunks(10, more.as_bytes()), (vec!["a".into()], 1));
     }
 
     #[test]
     fn many_small_data_lines_are_bounded_too() {
-        let just = b"data:1234\ndata:56789\n\n";
-        let more = b"data:1234\ndata:567890\n\ndata:a\n\n";
-        for size in 1..=more.len() {
-            let chunks: Vec<&[u8]> = just.chunks(size).collect();
-            assert_eq!(read(10, &chunks), (vec![(vec![], b"1234\n56789".to_vec())], 0));
-            let chunks: Vec<&[u8]> = more.chunks(size).collect();
-            assert_eq!(read(10, &chunks), (vec![(vec![], b"a".to_vec())], 1));
-        }
+        let just = b"data:12345\ndata:123456\n\n";
+        assert_eq!(in_chunks(12, just), (vec!["12345\n123456".into()], 0));
+        let more = b"data:12345\ndata:1234567\n\ndata:a\n\n";
+        assert_eq!(in_chunks(12, more), (vec!["a".into()], 1));
     }
 
     #[test]
@@ -475,10 +482,42 @@ mod tests {
 
     #[test]
     fn events_are_lent_out_of_the_chunk_itself() {
-        let chunk = b"data: abc\n\n";
-        EventReader::default().read(chunk, |event| {
-            assert!(std::ptr::eq(event.data, &raw const chunk[6..9]));
-        });
+        fn lent(reader: &mut EventReader, chunk: &[u8]) -> usize {
+            let mut lent = 0;
+            let inside = chunk.as_ptr_range();
+            reader.read(chunk, |event| lent += usize::from(inside.contains(&event.data.as_ptr())));
+            lent
+        }
+        let mut reader = EventReader::default();
+        assert_eq!(lent(&mut reader, b"data: abc\n\ndata: def\n\ndata: a"), 2);
+        assert_eq!(lent(&mut reader, b"bc\n\ndata: def\n\n"), 1, "the first came in two pieces");
+        assert_eq!(lent(&mut reader, b"data: a\ndata: b\n\ndata: c\n\n"), 1, "two are joined");
+    }
+
+    #[test]
+    fn a_first_line_of_just_the_limit_may_have_a_mark_before_it() {
+        let just = b"\xef\xbb\xbfdata:12345\n\n";
+        assert_eq!(in_chunks(10, just), (vec!["12345".into()], 0));
+        let more = b"\xef\xbb\xbfdata:123456\n\n";
+        assert_eq!(in_chunks(10, more), (vec![], 1));
+    }
+
+    #[test]
+    fn a_mark_after_a_first_line_that_was_too_long_is_no_mark() {
+        let stream = b"data: 12345678901234567890\n\xef\xbb\xbf\ndata: b\n\ndata: a\n\n";
+        assert_eq!(in_chunks(10, stream), (vec!["a".into()], 1));
+    }
+
+    #[test]
+    fn while_an_event_is_skipped_nothing_of_it_is_kept() {
+        let mut reader = EventReader::new(10 * CARRY_BYTES_MAX);
+        let line = [b"data: ", vec![b'x'; 3 * CARRY_BYTES_MAX].as_slice(), b"\n"].concat();
+        reader.read(b"event: n\n", |_| ());
+        for _ in 0..5 {
+            reader.read(&line, |_| panic!("no event ended"));
+        }
+        assert!(reader.skipping);
+        assert_eq!([reader.line.capacity(), reader.data.capacity(), reader.name.len()], [0, 0, 0]);
     }
 
     #[test]
@@ -486,11 +525,14 @@ mod tests {
         let mut reader = EventReader::default();
         let mut seen = 0;
         let large = vec![b'x'; 2 * CARRY_BYTES_MAX];
-        reader.read(b"data: ", |_| ());
-        reader.read(&large, |_| ());
-        reader.read(b"\n\n", |event| seen = event.data.len());
+        for name in [&b"event: "[..], b"\ndata: "] {
+            reader.read(name, |_| ());
+            reader.read(&large, |_| ());
+        }
+        reader.read(b"\n\n", |event| seen = event.data.len().min(event.name.len()));
         assert_eq!(seen, large.len());
-        assert_eq!([reader.line.capacity(), reader.data.capacity()], [0, 0]);
+        let kept = [&reader.line, &reader.data, &reader.name].map(Vec::capacity);
+        assert_eq!(kept, [0, 0, 0]);
         reader.read(b"event: n\ndata: small", |_| ());
         reader.read(b"\n\n", |event| seen = event.data.len());
         assert_eq!(seen, 5);

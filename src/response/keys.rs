@@ -176,10 +176,11 @@ mod tests {
 
     fn keys(json: &str) -> Vec<String> {
         let mut keys = Vec::new();
-        any_member(json.as_bytes(), |key, _| {
+        let found = any_member(json.as_bytes(), |key, _| {
             keys.push(String::from_utf8(key.to_vec()).unwrap());
             false
         });
+        assert!(!found, "nothing was sought in {json}");
         keys
     }
 
@@ -187,6 +188,7 @@ mod tests {
     fn members_are_visited_in_order_and_not_those_inside_them() {
         let json = r#"{ "a" : "x,}\"" , "b":{"c":[1,{"d":"}"}]},"e":null,"f":[[],"]"] ,"g":-1}"h""#;
         assert_eq!(keys(json), ["a", "b", "e", "f", "g"]);
+        assert_eq!(keys(r#"{"":"","a":["",{}],"b":"","c":1}"#), ["", "a", "b", "c"]);
         assert_eq!(keys("{}"), [""; 0]);
         assert_eq!(keys("[]"), [""; 0]);
         assert_eq!(keys(""), [""; 0]);

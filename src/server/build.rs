@@ -21,14 +21,9 @@ pub(super) fn state(
     let policy = routing::build(&config.routing).map_err(|error| failed(&error))?;
     let session_keys = session_keys(&config.routing)?;
     let before = previous.map(|state| state.fleet.as_ref());
-    let fleet = Fleet::new(
-        &config.fleet,
-        &config.routing.slow_start,
-        before,
-        Arc::clone(&shared.metrics),
-    )
-    
-        .map_err(|error| failed(&error))?;
+    let fleet =
+        Fleet::new(&config.fleet, &config.routing.slow_start, before, Arc::clone(&shared.metrics))
+            .map_err(|error| failed(&error))?;
     let consumers = Consumers::new(&config.response, &shared.metrics);
     Ok(Arc::new(State {
         options: config.proxy.clone(),

@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use pingora::apps::{HttpServerApp, ReusedHttpStream, ServerApp};
-use pingora::protocols::http::ServerSession;
 use pingora::protocols::Stream;
+use pingora::protocols::http::ServerSession;
 use pingora::server::ShutdownWatch;
 use pingora_proxy::HttpProxy;
 
@@ -24,16 +24,16 @@ pub(super) struct FrontDoor {
     proxy: Arc<HttpProxy<Door>>,
     http2: bool,
     head_max: Duration,
-    /// Requests over one connection.
-    requests_max: Option<u32>,
+    /// How often one connection is used again.
+    reuses_max: Option<u32>,
 }
 
 impl FrontDoor {
     /// In front of this proxy; `http2` is for connections without TLS.
     pub(super) fn new(proxy: Arc<HttpProxy<Door>>, http2: bool, head_max: Duration) -> Self {
-        let requests_max =
+        let reuses_max =
             proxy.server_options.as_ref().and_then(|options| options.keepalive_request_limit);
-        Self { proxy, http2, head_max, requests_max }
+        Self { proxy, http2, head_max, reuses_max }
     }
 
     async fn serve_http1(&self, stream: Stream, shutdown: &ShutdownWatch) {
@@ -43,7 +43,7 @@ impl FrontDoor {
         } else {
             session.set_keepalive(Some(self.head_max.min(HEAD_PIECE_MAX).as_secs().max(1)));
         }
-        session.set_keepalive_reuses_remaining(self.requests_max);
+        session.set_keepalive_reuses_remaining(self.reuses_max);
         let mut next = self.proxy.process_new_http(session, shutdown).await;
         while let Some((stream, settings)) = next.map(ReusedHttpStream::consume) {
             let mut session = ServerSession::new_http1(stream);

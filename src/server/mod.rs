@@ -92,11 +92,8 @@ pub fn run(config: Config, source: Option<Source>) -> Result<(), StartError> {
     for listen in &config.listen {
         info!(address = %listen.address, tls = listen.tls.is_some(), "listening");
     }
-    let drain = drain::Drain {
-        shared,
-        pre_stop: config.server.pre_stop,
-        grace: config.server.grace,
-    };
+    let drain =
+        drain::Drain { shared, pre_stop: config.server.pre_stop, grace: config.server.grace };
     server.run(RunArgs { shutdown_signal: Box::new(drain) });
     Ok(())
 }
@@ -135,7 +132,9 @@ fn proxy_service(
     let mut proxy = http_proxy(conf, Door(Arc::clone(gateway)));
     let mut options = HttpServerOptions::default();
     options.h2c = listen.h2c;
-    options.keepalive_request_limit = config.server.client_requests_max;
+    // Pingora counts how often a connection is used *again*.
+    options.keepalive_request_limit =
+        config.server.client_requests_max.map(|requests| requests.saturating_sub(1));
     options.h2_idle_timeout = Some(config.proxy.timeouts.client_idle);
     proxy.server_options = Some(options);
     let mut http2 = default_h2_options();

@@ -37,8 +37,7 @@ fn settled(address: SocketAddr) -> Result<SocketAddr, StartError> {
 }
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpListener> {
-    let socket =
-        Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
     socket.bind(&address.into())?;
     socket.listen(1)?;

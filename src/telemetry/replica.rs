@@ -1,7 +1,7 @@
 //! Handles on the series of one replica or one model: found once, then only atomic additions.
 //! A handle gives its series back when it is dropped or retired, so that nothing is shown of what
 //! is gone; asked for again, the series are back at zero. No label look-up happens on the hot path.
-//! To add a series: a field in `Families` (families.rs), its handle and its removal (`forget`) here.
+//! To add a series: a field in `Families` (families.rs), its handle and its removal here.
 
 use std::collections::HashMap;
 use std::hash::Hash;

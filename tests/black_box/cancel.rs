@@ -214,8 +214,11 @@ fn a_client_that_leaves_in_mid_upload_reaches_no_engine() {
                     tokio::time::sleep(Duration::from_millis(50)).await;
                 }
                 way => {
-                    let request =
-                        if way == Way::Length { request.clone() } else { request.clone().chunked(9) };
+                    let request = if way == Way::Length {
+                        request.clone()
+                    } else {
+                        request.clone().chunked(9)
+                    };
                     let bytes = request.bytes();
                     let mut raw = weir.connect().await;
                     raw.write(&bytes[..bytes.len() / 2]).await;
@@ -245,10 +248,8 @@ fn an_engine_stops_working_when_its_client_leaves() {
             open.leave().await;
             let after = engine.left(number).await.saturating_duration_since(left);
             assert!(after < NOTICED_MAX, "{way:?}: {after:?}");
-            until("the engine is idle", async || {
-                (engine.server.running() == 0).then_some(())
-            })
-            .await;
+            until("the engine is idle", async || (engine.server.running() == 0).then_some(()))
+                .await;
         }
         nobody_is_blamed(&mut weir).await;
     });
@@ -262,8 +263,19 @@ fn the_ledger_reads_zero_after_a_storm() {
         let limits = "{proxy: {timeouts: {first_byte: 300ms, between_bytes: 300ms}}}";
         let mut weir = Weir::start(&fleet(&[engine.url(), other.url()], limits)).await;
         let faults = [
-            "", "", "no_answer=rst", "no_answer=fin", "cut=2:RST", "cut=1:FIN", "cut=2:stall",
-            "status=500", "status=503", "blackhole=1", "garbage=2", "short=5", "close_after=fin",
+            "",
+            "",
+            "no_answer=rst",
+            "no_answer=fin",
+            "cut=2:RST",
+            "cut=1:FIN",
+            "cut=2:stall",
+            "status=500",
+            "status=503",
+            "blackhole=1",
+            "garbage=2",
+            "short=5",
+            "close_after=fin",
         ];
         let address = weir.address;
         let tasks: Vec<_> = (0..120_u64)

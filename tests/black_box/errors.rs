@@ -91,8 +91,7 @@ fn a_refusal_speaks_the_language_of_its_api() {
 #[test]
 fn a_form_without_a_model_or_of_another_kind_is_a_clients_fault() {
     run(async {
-        let upstream =
-            Upstream::at(([127, 0, 0, 1], 0).into(), &["a", "b"], |_| json("{}")).await;
+        let upstream = Upstream::at(([127, 0, 0, 1], 0).into(), &["a", "b"], |_| json("{}")).await;
         let weir = Weir::start(&fleet_of(&[&upstream], "")).await;
         let path = "/v1/audio/transcriptions";
         let form = "--b\r\nContent-Disposition: form-data; name=\"file\"\r\n\r\nx\r\n--b--\r\n";
@@ -206,7 +205,8 @@ fn an_idle_client_is_closed_after_its_time() {
 #[test]
 fn an_engines_own_error_reaches_the_client_unchanged() {
     run(async {
-        let body = "{ \"error\" :{\"message\":\"m\\u00e9\",\"type\":\"t\",\"param\":\"p\",\"code\":7}}";
+        let body =
+            "{ \"error\" :{\"message\":\"m\\u00e9\",\"type\":\"t\",\"param\":\"p\",\"code\":7}}";
         let upstream = Upstream::start("m", move |seen| {
             let status = seen.headers.one("x-status").unwrap().parse().unwrap();
             let headers =

@@ -22,9 +22,7 @@ fn an_engine_in_a_process_of_its_own() {
 #[test]
 fn killing_one_of_three_engines_costs_no_client_anything_before_the_first_byte() {
     run(async {
-        let start = || {
-            EngineProcess::start("m", "failover::an_engine_in_a_process_of_its_own")
-        };
+        let start = || EngineProcess::start("m", "failover::an_engine_in_a_process_of_its_own");
         let mut engines = [start(), start(), start()];
         let urls: Vec<_> = engines.iter().map(EngineProcess::url).collect();
         let mut weir = Weir::start(&fleet(&urls, "")).await;
@@ -72,7 +70,7 @@ fn a_replica_nobody_listens_at_costs_no_client_anything() {
         let good = Upstream::start("m", |_| json("{}")).await;
         let dead = free_address();
         let sections = format!(
-            "{{fleet: {{probe: {{every: 0s}}, replicas: [
+            "{{fleet: {{probe: {{every: 0s}}, breaker: {{open_for: 4s}}, replicas: [
                 {{id: good, url: '{}', models: [m]}},
                 {{id: dead, url: 'http://{dead}', models: [m]}}]}}}}",
             good.url()
@@ -139,7 +137,7 @@ fn a_connect_that_hangs_ends_at_its_limit_and_the_request_goes_elsewhere() {
         let hole = blackhole().await;
         let good = Upstream::start("m", |_| json("{}")).await;
         let sections = format!(
-            "{{fleet: {{probe: {{every: 0s}}, replicas: [
+            "{{fleet: {{probe: {{every: 0s}}, breaker: {{open_for: 20s}}, replicas: [
                 {{id: hole, url: 'http://{}', models: [m]}},
                 {{id: good, url: '{}', models: [m]}}]}},
               proxy: {{timeouts: {{connect: 300ms}}}}}}",
@@ -192,7 +190,8 @@ fn a_hung_engine_is_left_out_after_a_few_requests() {
 fn an_idle_connection_the_engine_closed_costs_nothing_and_nothing_twice() {
     run(async {
         // Closed after a while, just when the next request arrives, or without a word.
-        for fault in ["idle_close=20ms", "close_on_next=fin", "close_on_next=rst", "close_after=fin"]
+        for fault in
+            ["idle_close=20ms", "close_on_next=fin", "close_on_next=rst", "close_after=fin"]
         {
             let engine = Engine::start("m");
             let mut weir = Weir::start(&fleet(&[engine.url()], "")).await;
@@ -232,9 +231,7 @@ fn connections_are_given_up_before_the_engine_does() {
 fn a_request_that_may_have_been_computed_is_not_sent_again() {
     run(async {
         // The engine reads all of it, works, and breaks off before the first byte.
-        let broken = |_: &crate::kit::Seen| {
-            vec![Act::Pause(Duration::from_millis(100)), Act::Rst]
-        };
+        let broken = |_: &crate::kit::Seen| vec![Act::Pause(Duration::from_millis(100)), Act::Rst];
         let a = Upstream::start("m", broken).await;
         let b = Upstream::start("m", broken).await;
         let mut weir = Weir::start(&fleet_of(&[&a, &b], "")).await;

@@ -201,7 +201,7 @@ fn a_form_with_a_file_arrives_byte_for_byte() {
         let weir = Weir::start(&fleet_of(&[&upstream], "")).await;
         let boundary = "-'()+_,./:=? odd";
         // Bytes of every kind, and things that look like the end of a part.
-        let mut file: Vec<u8> = (0..3_000_000_u32).map(|n| (n * 31 >> 3) as u8).collect();
+        let mut file: Vec<u8> = (0..3_000_000_u32).map(|n| ((n * 31) >> 3) as u8).collect();
         file.extend_from_slice(b"\r\n--not the boundary\r\nname=\"model\"\r\n\r\nno\r\n--");
         let body = form(boundary, "short", &file);
         for way in [Way::Length, Way::Chunked(30_000), Way::Http2] {
@@ -255,7 +255,7 @@ fn an_answer_comes_back_byte_for_byte() {
 #[test]
 fn an_answer_that_is_no_text_or_is_compressed_passes_as_it_is() {
     run(async {
-        let sound: Vec<u8> = (0..200_000_u32).map(|n| (n * 7 >> 2) as u8).collect();
+        let sound: Vec<u8> = (0..200_000_u32).map(|n| ((n * 7) >> 2) as u8).collect();
         let expected = sound.clone();
         let upstream = Upstream::start("m", move |_| {
             let headers = [("content-type", "audio/wav"), ("content-encoding", "gzip")];

@@ -14,12 +14,19 @@
 
 mod cancel;
 mod errors;
+mod examples;
 mod failover;
 mod fidelity;
 mod headers;
+mod health;
 mod kit;
+mod limits;
+mod memory;
 mod models;
 mod protocol;
+mod reload;
 mod routing;
+mod shutdown;
 mod smoke;
 mod streaming;
+mod upstreams;

@@ -23,6 +23,8 @@ fn a_name_is_matched_byte_for_byte_and_nobody_else_answers_for_it() {
         let (a, b) = (serving(&["a"]).await, serving(&["b"]).await);
         let weir = Weir::start(&fleet_of(&[&a, &b], "")).await;
         all_known(&weir, 2).await;
+        weir.wait_for_state("r0", "up").await;
+        weir.wait_for_state("r1", "up").await;
         for name in ["A", "a ", " a", "b-typo", "a/", "ab", "a\\u0000"] {
             let body = format!(r#"{{"model":"{name}"}}"#);
             let request = Request::post(CHAT, body).header("X-Model", "b");
@@ -159,17 +161,27 @@ fn a_config_that_cannot_be_meant_stops_the_start_and_says_every_fault() {
     let replica = "replicas: [{url: 'http://127.0.0.1:1'}]";
     for (text, told) in [
         (format!("fleet: {{{replica}, aliases: {{a: b, b: a}}}}"), vec!["aliases", "circle"]),
-        (format!("{{fleet: {{{replica}}}, routing: {{policy: foo}}}}"),
-         vec!["routing.policy", "foo", "least_load", "session"]),
-        ("fleet: {replicas: [{url: '127.0.0.1:8001'}, {url: 'ftp://x'}]}".to_owned(),
-         vec!["replicas[0].url", "replicas[1].url"]),
+        (
+            format!("{{fleet: {{{replica}}}, routing: {{policy: foo}}}}"),
+            vec!["routing.policy", "foo", "least_load", "session"],
+        ),
+        (
+            "fleet: {replicas: [{url: '127.0.0.1:8001'}, {url: 'ftp://x'}]}".to_owned(),
+            vec!["replicas[0].url", "replicas[1].url"],
+        ),
         ("fleet: {replicas: [{url: 'http://127.0.0.1:8001 '}]}".to_owned(), vec!["replicas[0]"]),
-        (format!("{{fleet: {{{replica}}}, proxy: {{timeouts: {{conect: 1s}}}}}}"),
-         vec!["conect", "connect"]),
-        (format!("{{fleet: {{{replica}}}, request: {{body_bytes_max: lots}}}}"),
-         vec!["body_bytes_max"]),
-        ("fleet: {replicas: [{url: 'http://[fe80::1%25eth0]:1'}]}".to_owned(),
-         vec!["replicas[0].url"]),
+        (
+            format!("{{fleet: {{{replica}}}, proxy: {{timeouts: {{conect: 1s}}}}}}"),
+            vec!["conect", "connect"],
+        ),
+        (
+            format!("{{fleet: {{{replica}}}, request: {{body_bytes_max: lots}}}}"),
+            vec!["body_bytes_max"],
+        ),
+        (
+            "fleet: {replicas: [{url: 'http://[fe80::1%25eth0]:1'}]}".to_owned(),
+            vec!["replicas[0].url"],
+        ),
     ] {
         let (code, written) = check(&text);
         assert_eq!(code, Some(1), "{text}:\n{written}");
@@ -220,6 +232,7 @@ fn a_known_model_without_a_live_replica_is_not_an_unknown_one() {
         let other = serving(&["n"]).await;
         let weir = Weir::start(&fleet_of(&[&upstream, &other], "")).await;
         all_known(&weir, 2).await;
+        weir.wait_for_state("r1", "up").await;
         upstream.stop().await;
         weir.wait_for_state("r0", "down").await;
         let reply = weir.chat("m", false).await;

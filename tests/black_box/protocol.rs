@@ -129,7 +129,8 @@ fn trailers_and_extensions_of_chunks_are_no_part_of_the_body() {
         );
         raw.write(head.as_bytes()).await;
         let (first, rest) = BODY.split_at(5);
-        let chunks = format!("5;a=b\r\n{first}\r\n{:X}\r\n{rest}\r\n0\r\nX-T: 1\r\n\r\n", rest.len());
+        let chunks =
+            format!("5;a=b\r\n{first}\r\n{:X}\r\n{rest}\r\n0\r\nX-T: 1\r\n\r\n", rest.len());
         raw.write(chunks.as_bytes()).await;
         raw.reply(false).await.expect(200);
         assert_eq!(upstream.only().text(), BODY);
@@ -352,7 +353,7 @@ fn a_name_is_looked_up_and_a_prefix_is_joined_once() {
             (format!("http://127.0.0.1:{port}/m1/v1"), format!("/m1{CHAT}")),
             (format!("http://127.0.0.1:{port}/a/b/v1/"), format!("/a/b{CHAT}")),
         ] {
-            let weir = Weir::start(&fleet(&[url.clone()], "")).await;
+            let weir = Weir::start(&fleet(std::slice::from_ref(&url), "")).await;
             let target = format!("{CHAT}?q=1");
             for way in Way::PROTOCOLS {
                 way.send(weir.address, &Request::post(&target, BODY)).await.expect(200);

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use tokio::sync::Notify;
 
-use crate::kit::{
-    Act, Request, Seen, Upstream, Weir, fleet_of, json, run, until,
-};
+use crate::kit::{Act, Request, Seen, Upstream, Weir, fleet_of, json, run, until};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -90,10 +88,8 @@ fn a_session_stays_at_home_and_a_hot_one_does_not_drown_it() {
             let request = Request::post(CHAT, r#"{"model":"m"}"#).header("X-User-Id", key);
             clients.push(tokio::spawn(async move { request.send(address).await }));
             if number % 10 == 9 {
-                until("they have begun", async || {
-                    (total(&upstreams) == number + 1).then_some(())
-                })
-                .await;
+                until("they have begun", async || (total(&upstreams) == number + 1).then_some(()))
+                    .await;
             }
         }
         for upstream in &upstreams {

@@ -329,8 +329,8 @@ fn usage_is_counted_in_every_shape_and_its_absence_is_no_fault() {
         let chat = r#"{"model":"m","messages":[{"role":"user","content":"a b"}],"max_tokens":6}"#;
         let responses = r#"{"model":"m","input":"a b","max_output_tokens":6}"#;
         let streamed = |body: &str| body.replacen('{', r#"{"stream":true,"#, 1);
-        let with_usage = streamed(chat)
-            .replacen('{', r#"{"stream_options":{"include_usage":true},"#, 1);
+        let with_usage =
+            streamed(chat).replacen('{', r#"{"stream_options":{"include_usage":true},"#, 1);
         let cases = [
             (CHAT, chat.to_owned(), 6.0),
             (CHAT, with_usage, 6.0),
@@ -356,7 +356,10 @@ fn usage_is_counted_in_every_shape_and_its_absence_is_no_fault() {
             let request = Request::post(CHAT, chat).header("x-sim-fault", fault);
             request.send(weir.address).await.expect(200);
         }
-        assert_eq!(weir.metrics().await.sum("weir_tokens_total", &[("kind", "completion")]), before);
+        assert_eq!(
+            weir.metrics().await.sum("weir_tokens_total", &[("kind", "completion")]),
+            before
+        );
     });
 }
 

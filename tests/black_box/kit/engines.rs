@@ -56,14 +56,6 @@ impl Engine {
         records
     }
 
-    /// Waits until so many requests have begun.
-    pub async fn wait_for(&self, count: usize) {
-        until("a request at the engine", async || {
-            (count <= self.requests().len()).then_some(())
-        })
-        .await;
-    }
-
     /// Waits until the peer of the request with this number has left; tells when.
     pub async fn left(&self, number: usize) -> Instant {
         until("the peer of a request leaves", async || {
@@ -90,7 +82,7 @@ impl EngineProcess {
     /// Starts this very program again, as an engine that serves this model; `engine_test` is the
     /// full name of the test that calls [`be_an_engine`].
     pub fn start(model: &str, engine_test: &str) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
+        let child = Command::new(std::env::current_exe().unwrap())
             .args([engine_test, "--exact", "--ignored", "--nocapture"])
             .env(ENGINE_OF_ITS_OWN, model)
             .stdin(Stdio::piped())
@@ -98,10 +90,12 @@ impl EngineProcess {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let mut process = Self { address: SocketAddr::from(([0, 0, 0, 0], 0)), child };
+        let lines = BufReader::new(process.child.stdout.take().unwrap()).lines();
         for line in lines.map_while(Result::ok) {
             if let Some((_, address)) = line.split_once("engine listens on ") {
-                return Self { address: address.trim().parse().unwrap(), child };
+                process.address = address.trim().parse().unwrap();
+                return process;
             }
         }
         panic!("the engine does not start");

@@ -335,16 +335,17 @@ impl Raw {
         }
     }
 
+    /// So many bytes as they come, of whatever.
+    pub async fn take(&mut self, length: usize) -> Vec<u8> {
+        while self.unread.len() < length && self.fill().await {}
+        let length = length.min(self.unread.len());
+        self.unread.drain(..length).collect()
+    }
+
     /// Waits until the peer closes; what it still sends is returned.
     pub async fn closed(&mut self) -> Vec<u8> {
         while self.fill().await {}
         std::mem::take(&mut self.unread)
-    }
-
-    /// Whether the peer keeps the connection open and silent for this long.
-    pub async fn is_quiet_for(&mut self, time: Duration) -> bool {
-        let mut piece = [0_u8; 1024];
-        tokio::time::timeout(time, self.wire.read(&mut piece)).await.is_err()
     }
 
     /// Leaves without a word: the peer sees a reset.

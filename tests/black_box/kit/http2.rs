@@ -80,6 +80,11 @@ impl Http2 {
         Stream { response: Some(response), body: None, upload, collected: Vec::new() }
     }
 
+    /// Whether the connection has ended.
+    pub fn is_over(&self) -> bool {
+        self.driver.is_finished()
+    }
+
     /// Leaves with all that is under way.
     pub fn leave(self) {
         self.driver.abort();

@@ -5,6 +5,7 @@ mod config;
 mod engines;
 mod http1;
 mod http2;
+mod http2_upstream;
 mod metrics;
 mod reply;
 mod tls;
@@ -19,14 +20,14 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 pub use config::{fleet, fleet_of};
-pub use engines::{Engine, EngineProcess, be_an_engine, blackhole, options as engine_options};
+pub use engines::{Engine, EngineProcess, be_an_engine, blackhole};
 pub use http1::{Raw, Request};
 pub use http2::Http2;
-pub use metrics::Metrics;
-pub use reply::{End, Event, Headers, Reply, events};
+pub use http2_upstream::{Frame, Http2Upstream};
+pub use reply::{End, Reply, events};
 pub use tls::{Certificate, connect as connect_tls};
 pub use upstream::{Act, Framing, Seen, Upstream, answer, answer_with, json, sse, sse_head};
-pub use ways::{Open, Way};
+pub use ways::Way;
 pub use weir::Weir;
 
 /// The longest a test may take.
@@ -59,11 +60,7 @@ pub async fn until<T>(what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T
 }
 
 /// The same with a limit of its own.
-pub async fn within<T>(
-    limit: Duration,
-    what: &str,
-    mut look: impl AsyncFnMut() -> Option<T>,
-) -> T {
+pub async fn within<T>(limit: Duration, what: &str, mut look: impl AsyncFnMut() -> Option<T>) -> T {
     let began = Instant::now();
     loop {
         if let Some(found) = look().await {
@@ -100,7 +97,6 @@ pub fn free_address() -> SocketAddr {
 
 /// The chat most tests send.
 pub fn chat(model: &str, stream: bool) -> String {
-    format!(
-        r#"{{"model":"{model}","messages":[{{"role":"user","content":"hello"}}],"stream":{stream}}}"#
-    )
+    let messages = r#"[{"role":"user","content":"hello"}]"#;
+    format!(r#"{{"model":"{model}","messages":{messages},"stream":{stream}}}"#)
 }

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use pingora::tls::{
     CertificateDer, ClientConfig, ClientTlsStream, PrivateKeyDer, RootCertStore, ServerConfig,
-    ServerName, ServerTlsStream, TlsAcceptor, TlsConnector, install_default_crypto_provider,
+    ServerName, ServerTlsStream, TlsAcceptor, TlsConnector, WebPkiClientVerifier,
+    install_default_crypto_provider,
 };
 use tokio::net::TcpStream;
 
@@ -45,6 +46,19 @@ impl Certificate {
     }
 }
 
+impl Certificate {
+    /// The side of a server that asks its clients for this certificate.
+    pub fn acceptor_for(&self, client: &Self) -> TlsAcceptor {
+        let mut roots = RootCertStore::empty();
+        roots.add(client.der.clone()).unwrap();
+        let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().unwrap();
+        let key = PrivateKeyDer::try_from(self.key_der.clone()).unwrap();
+        let config = ServerConfig::builder().with_client_cert_verifier(verifier);
+        let config = config.with_single_cert(vec![self.der.clone()], key).unwrap();
+        TlsAcceptor::from(Arc::new(config))
+    }
+}
+
 impl Wire for ClientTlsStream<TcpStream> {
     fn socket(&self) -> &TcpStream {
         self.get_ref().0
@@ -66,8 +80,7 @@ pub async fn connect(
 ) -> (ClientTlsStream<TcpStream>, Option<String>) {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.der.clone()).unwrap();
-    let mut config =
-        ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
+    let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
     let stream = TcpStream::connect(address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();

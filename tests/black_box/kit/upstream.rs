@@ -24,12 +24,16 @@ use super::until;
 pub enum Act {
     /// Writes these bytes.
     Write(Vec<u8>),
+    /// Writes these bytes so many times.
+    Repeat(Vec<u8>, usize),
     /// Waits.
     Pause(Duration),
     /// Waits until the test says so.
     Wait(Arc<Notify>),
     /// Says nothing more; the connection stays open.
     Stall,
+    /// Sends back whatever comes, until the peer leaves.
+    Echo,
     /// Closes in good order.
     Fin,
     /// Resets.
@@ -127,6 +131,18 @@ impl Upstream {
         Self::build(address, &[model], Box::new(script), tls).await
     }
 
+    /// Over TLS, for clients with this certificate only.
+    pub async fn start_mutual_tls(
+        certificate: &Certificate,
+        client: &Certificate,
+        model: &str,
+        script: impl Fn(&Seen) -> Vec<Act> + Send + Sync + 'static,
+    ) -> Self {
+        let address = SocketAddr::from(([127, 0, 0, 1], 0));
+        let tls = Some(certificate.acceptor_for(client));
+        Self::build(address, &[model], Box::new(script), tls).await
+    }
+
     async fn build(
         address: SocketAddr,
         models: &[&str],
@@ -190,30 +206,14 @@ impl Upstream {
         until(&what, async || self.shared.left.lock().get(number).copied().flatten()).await
     }
 
-    /// Whether the peer of this request has gone before the script was done.
-    pub fn has_left(&self, number: usize) -> bool {
-        self.shared.left.lock().get(number).copied().flatten().is_some()
-    }
-
     /// Probes and questions for models, with their time.
     pub fn asked(&self) -> Vec<(String, Instant)> {
         self.shared.asked.lock().clone()
     }
 
-    /// How many connections were opened.
-    pub fn connections(&self) -> usize {
-        self.shared.connections.load(Ordering::Relaxed)
-    }
-
     /// Closes the listener and all connections.
     pub async fn stop(&mut self) {
         self.listener = None;
-        self.tasks.shutdown().await;
-    }
-
-    /// Takes no connection any more; those that exist end. The port stays taken: connects hang
-    /// once the backlog is full.
-    pub async fn stop_accepting(&mut self) {
         self.tasks.shutdown().await;
     }
 }
@@ -330,15 +330,15 @@ impl Peer {
         let mut words = first.split(' ');
         let (method, target) = (words.next()?.to_owned(), words.next()?.to_owned());
         let headers = Headers(lines.map(header_line).collect());
-        let (body, framing) = match (headers.one("content-length"), headers.has("transfer-encoding"))
-        {
-            (Some(_), true) => panic!("two framings: {headers:?}"),
-            (Some(length), false) => {
-                (self.take(length.parse().unwrap()).await?, Framing::Length)
-            }
-            (None, true) => (self.chunks().await?, Framing::Chunked),
-            (None, false) => (Vec::new(), Framing::None),
-        };
+        let (body, framing) =
+            match (headers.one("content-length"), headers.has("transfer-encoding")) {
+                (Some(_), true) => panic!("two framings: {headers:?}"),
+                (Some(length), false) => {
+                    (self.take(length.parse().unwrap()).await?, Framing::Length)
+                }
+                (None, true) => (self.chunks().await?, Framing::Chunked),
+                (None, false) => (Vec::new(), Framing::None),
+            };
         let at = Instant::now();
         Some(Seen { connection, method, target, headers, body, framing, at })
     }
@@ -358,15 +358,16 @@ impl Peer {
 
     async fn perform(&mut self, act: Act) -> Done {
         match act {
-            Act::Write(bytes) => match self.wire.write_all(&bytes).await {
-                Ok(()) => {
-                    let _ = self.wire.flush().await;
-                    Done::Go
-                }
-                Err(_) => Done::Left,
-            },
+            Act::Write(bytes) => self.write(&bytes, 1).await,
+            Act::Repeat(bytes, times) => self.write(&bytes, times).await,
             Act::Pause(time) => self.unless_left(tokio::time::sleep(time)).await,
             Act::Wait(signal) => self.unless_left(signal.notified()).await,
+            Act::Echo => loop {
+                let bytes = std::mem::take(&mut self.unread);
+                if self.wire.write_all(&bytes).await.is_err() || !self.fill().await {
+                    return Done::Left;
+                }
+            },
             Act::Stall => self.unless_left(std::future::pending()).await,
             Act::Fin => {
                 let _ = self.wire.shutdown().await;
@@ -377,6 +378,16 @@ impl Peer {
                 Done::Ended
             }
         }
+    }
+
+    async fn write(&mut self, bytes: &[u8], times: usize) -> Done {
+        for _ in 0..times {
+            if self.wire.write_all(bytes).await.is_err() {
+                return Done::Left;
+            }
+        }
+        let _ = self.wire.flush().await;
+        Done::Go
     }
 
     async fn unless_left(&mut self, wait: impl Future<Output = ()>) -> Done {

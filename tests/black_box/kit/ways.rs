@@ -51,7 +51,6 @@ impl Way {
 }
 
 /// A request under way.
-#[expect(clippy::large_enum_variant, reason = "there are few")]
 pub enum Open {
     /// Over HTTP/1.1.
     Http1(Raw),

@@ -56,6 +56,11 @@ impl Weir {
         Self::live(Self::spawn(folder, sections, address, free_address())).await
     }
 
+    /// The same with the config in this folder, too.
+    pub async fn start_live_in(folder: TempDir, sections: &str, address: SocketAddr) -> Self {
+        Self::live(Self::spawn(folder, sections, address, free_address())).await
+    }
+
     /// The same with the config in this folder.
     pub async fn start_in(folder: TempDir, sections: &str) -> Self {
         Self::live(Self::spawn(folder, sections, free_address(), free_address())).await
@@ -74,18 +79,15 @@ impl Weir {
         weir
     }
 
-    fn spawn(
-        folder: TempDir,
-        sections: &str,
-        address: SocketAddr,
-        admin: SocketAddr,
-    ) -> Self {
+    fn spawn(folder: TempDir, sections: &str, address: SocketAddr, admin: SocketAddr) -> Self {
         let path = folder.path().join("weir.yaml");
         std::fs::write(&path, merged(defaults(address, admin), sections)).unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_weir"))
             .arg("--config")
             .arg(&path)
             .current_dir(folder.path())
+            .env("ENGINES_KEY", "k-engines")
+            .env("ENGINE_6_KEY", "k-engine-6")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -176,10 +178,23 @@ impl Weir {
         replicas.into_iter().find(|replica| replica["id"] == id)
     }
 
-    /// Waits until a replica stands like this, as in `up`, `down`, `ejected`.
+    /// Waits until a replica stands like this, as in `up`, `down`, `ejected`, and until that is
+    /// heeded: who is up can serve, who is down cannot.
     pub async fn wait_for_state(&self, id: &str, state: &str) {
         until(&format!("{id} is {state}"), async || {
-            (self.replica(id).await?["state"] == state).then_some(())
+            let fleet = self.admin_get("/fleet").await.expect(200).json();
+            let replicas = fleet["replicas"].as_array()?;
+            let stands = |id: &Value| {
+                let replica = replicas.iter().find(|replica| replica["id"] == *id)?;
+                replica["state"].as_str()
+            };
+            let heeded = fleet["models"].as_array()?.iter().all(|model| {
+                let own = model["replicas"].as_array().map_or(&[][..], Vec::as_slice);
+                let count = |state| own.iter().filter(|id| stands(id) == Some(state)).count();
+                let live = model["live"].as_u64().unwrap_or_default() as usize;
+                (count("up")..=own.len() - count("down")).contains(&live)
+            });
+            (heeded && stands(&Value::from(id)) == Some(state)).then_some(())
         })
         .await;
     }
