@@ -13,8 +13,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use crate::clock;
+use crate::control::Control;
 use crate::fleet::Draining;
-use crate::server::Control;
 
 /// The text format of Prometheus. Source: Prometheus docs, "Exposition formats".
 const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -52,12 +52,19 @@ fn greet(config: &Config, engines: u16, model: &str) {
     println!(
         "  curl -N http://{address}/v1/chat/completions -H 'Content-Type: application/json' \\"
     );
-    println!(
-        "    -d '{{\"model\":\"{model}\",\"stream\":true,\"max_tokens\":40,\"messages\":[{{\"role\":\"user\",\"content\":\"Hello\"}}]}}'\n"
-    );
+    println!("    -d '{}'\n", first_body(model));
     if let Some(admin) = config.admin.address {
         println!("See the fleet:  curl http://{admin}/fleet");
         println!("The numbers:    curl http://{admin}/metrics");
     }
     println!("Stop:           Ctrl-C\n");
+}
+
+fn first_body(model: &str) -> serde_json::Value {
+    serde_json::json!({
+        "model": model,
+        "stream": true,
+        "max_tokens": 40,
+        "messages": [{"role": "user", "content": "Hello"}],
+    })
 }

@@ -23,7 +23,14 @@ pub mod proxy;
 // floor 4: what the operator asked for
 pub mod config;
 
-// floor 5: operate
+// floor 5: beside the requests
+pub mod control;
+
+// floor 6: what operators see and do
 pub mod admin;
-pub mod demo;
+
+// floor 7: start and stop
 pub mod server;
+
+// floor 8: everything at once
+pub mod demo;

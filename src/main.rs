@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use weir::config::cli::Command;
 use weir::config::{Loaded, check_file};
+use weir::control::Source;
 use weir::{demo, server};
 
 // Up to a fifth less CPU per request than the C library's, and memory goes back after a burst.
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
                     for warning in &loaded.warnings {
                         tracing::warn!(%warning, "in the configuration");
                     }
-                    end(server::run(config, Some(server::Source { path, files: loaded.files })))
+                    end(server::run(config, Some(Source { path, files: loaded.files })))
                 }
             }
         }

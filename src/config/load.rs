@@ -4,6 +4,7 @@
 
 use std::io::Read;
 use std::path::Path as FilePath;
+use std::time::Duration;
 
 use super::fault::Fault;
 use super::files::Files;
@@ -12,6 +13,10 @@ use super::{Config, check, read, show};
 
 /// Largest config file, in bytes.
 pub const CONFIG_BYTES_MAX: u64 = 4 * 1024 * 1024;
+
+/// How often a file that is being written is read anew, and the pause before each time.
+const SETTLE_TRIES_MAX: u32 = 50;
+const SETTLE_PAUSE: Duration = Duration::from_millis(10);
 
 /// A config as far as it could be read, and what there is to say about it.
 #[derive(Clone, Debug)]
@@ -23,6 +28,8 @@ pub struct Loaded {
     /// The files it stands on, for [`super::watch::Watch`]: itself, and the secrets and
     /// certificates it names, readable or not.
     pub files: Files,
+    /// The file says in so many words that there are no replicas: `replicas: []`.
+    pub empty_on_purpose: bool,
 }
 
 impl Loaded {
@@ -30,7 +37,7 @@ impl Loaded {
     pub fn from_file(path: &FilePath) -> Self {
         // Before it is read: should it change in between, the watcher sees it differ.
         let files = Files::of(path);
-        match read_bounded(path, CONFIG_BYTES_MAX) {
+        match read_settled(path, CONFIG_BYTES_MAX) {
             Ok(text) => Self::examine(&text, files),
             Err(fault) => Self::refused(fault, files),
         }
@@ -53,6 +60,7 @@ impl Loaded {
             Err(fault) => return Self::refused(fault, files),
         };
         files.add_named(&root);
+        let empty_on_purpose = says_no_replicas(&root);
         let mut findings = read::Findings::default();
         let config: Option<Config> = read::read(&mut root, &mut findings);
         if let Some(config) = &config {
@@ -66,15 +74,54 @@ impl Loaded {
             Some(config) if clean => {
                 let mut noted = read::Findings::default();
                 check::warnings(&config, &mut noted);
-                Self { config: Ok(config), warnings: with_lines(noted, text), files }
+                let warnings = with_lines(noted, text);
+                Self { config: Ok(config), warnings, files, empty_on_purpose }
             }
-            _ => Self { config: Err(with_lines(findings, text)), warnings: Vec::new(), files },
+            _ => Self {
+                config: Err(with_lines(findings, text)),
+                warnings: Vec::new(),
+                files,
+                empty_on_purpose,
+            },
         }
     }
 
     fn refused(fault: Fault, files: Files) -> Self {
-        Self { config: Err(vec![fault]), warnings: Vec::new(), files }
+        Self { config: Err(vec![fault]), warnings: Vec::new(), files, empty_on_purpose: false }
     }
+}
+
+fn says_no_replicas(root: &Node) -> bool {
+    fn value<'a>(node: &'a Node, key: &str) -> Option<&'a Node> {
+        let Node::Map(entries) = node else { return None };
+        entries.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+    let replicas = value(root, "fleet").and_then(|fleet| value(fleet, "replicas"));
+    matches!(replicas, Some(Node::List(items)) if items.is_empty())
+}
+
+/// Reads a file that somebody may be writing at this moment: half a config can be a good one. What
+/// was read counts only if the file was as long as that, and unchanged, before and after.
+fn read_settled(path: &FilePath, bytes_max: u64) -> Result<String, Fault> {
+    let state = || {
+        let about = std::fs::metadata(path).ok()?;
+        Some((about.len(), about.modified().ok()))
+    };
+    if std::fs::metadata(path).is_ok_and(|about| !about.is_file()) {
+        // A pipe has no length, and can be read once.
+        return read_bounded(path, bytes_max);
+    }
+    for _ in 0..SETTLE_TRIES_MAX {
+        let before = state();
+        let text = read_bounded(path, bytes_max)?;
+        let whole = before.is_some_and(|(length, _)| length == text.len() as u64);
+        if whole && before == state() {
+            return Ok(text);
+        }
+        std::thread::sleep(SETTLE_PAUSE);
+    }
+    let problem = format!("`{}` is being written all the time", path.display());
+    Err(Fault::new("", problem).advise("write it beside and move it over"))
 }
 
 /// Reads a text file that has no business to be larger than `bytes_max`.
@@ -133,6 +180,15 @@ mod tests {
         let faults = faults(text);
         assert_eq!(faults.len(), 1, "{text}: {faults:?}");
         faults[0].clone()
+    }
+
+    #[test]
+    fn an_empty_fleet_is_meant_only_where_it_is_written() {
+        let meant = |text: &str| Loaded::from_text(text).empty_on_purpose;
+        assert!(meant("fleet: {replicas: []}"));
+        for text in ["listen: [{address: '127.0.0.1:151'}]", "fleet: {}", "fleet: {replicas: }"] {
+            assert!(!meant(text), "{text}");
+        }
     }
 
     #[test]

@@ -1,8 +1,6 @@
 //! Starting and stopping: from a checked configuration to a running process. Pingora's services
 //! are put together here; what they do is said elsewhere.
 
-mod build;
-mod control;
 mod drain;
 mod front_door;
 mod sockets;
@@ -24,10 +22,10 @@ use tracing::{error, info};
 use crate::admin;
 use crate::clock;
 use crate::config::{Config, ListenOptions};
+use crate::control::{self, Control, Source};
 use crate::proxy::{Door, Gateway, PINGORA_TRIES_MAX, Shared, keepalive};
 use crate::telemetry::{self, AccessLog, Metrics};
 
-pub use control::{Control, ReloadReport, Source};
 pub use sockets::settle;
 
 /// Streams one client may have open on one HTTP/2 connection.
@@ -69,7 +67,7 @@ pub fn run(config: Config, source: Option<Source>) -> Result<(), StartError> {
     raise_descriptor_limit();
     let config = settle(config)?;
     let shared = share(&config)?;
-    let state = build::state(&config, None, &shared).map_err(StartError::Build)?;
+    let state = control::state(&config, None, &shared).map_err(StartError::Build)?;
     let gateway = Arc::new(Gateway::new(state, Arc::clone(&shared)));
     let control = Control::new(Arc::clone(&gateway), config.clone(), source);
 

@@ -133,7 +133,7 @@ fn whether_weir_is_alive_is_told_quickly_while_it_is_busy() {
             weir.admin_get("/health").await.expect(200);
             slowest = slowest.max(began.elapsed());
         }
-        assert!(slowest < Duration::from_secs(1), "{slowest:?}");
+        assert!(slowest < Duration::from_secs(3), "{slowest:?}");
         drop(streams);
         weir.assert_at_rest().await;
     });

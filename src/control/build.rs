@@ -12,7 +12,10 @@ use crate::response::Consumers;
 use crate::routing;
 
 /// Builds everything or nothing. Replicas that did not change are carried over from `previous`.
-pub(super) fn state(
+///
+/// # Errors
+/// A part cannot be built; the text says which and why.
+pub fn state(
     config: &Config,
     previous: Option<&Arc<State>>,
     shared: &Arc<Shared>,

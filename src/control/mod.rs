@@ -1,6 +1,8 @@
 //! The control plane: what runs beside the requests. It keeps the time limits, starts the fleet's
 //! probes, and takes over a changed configuration: whole, or not at all.
 
+mod build;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -14,15 +16,19 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{mpsc, oneshot};
 use tracing::{error, info, warn};
 
-use super::build;
 use crate::clock;
 use crate::config::watch::{Cause, Patience, Watch};
 use crate::config::{Applies, Config, Fault, Files, Loaded, Shown, differences};
 use crate::proxy::{Gateway, Shared};
 use crate::telemetry::ReloadResult;
 
+pub use build::state;
+
 /// Reloads that may wait for their turn; all of them are answered by the same reading.
 const WAITING_MAX: usize = 16;
+
+/// Why a file without replicas is not taken over where there were some.
+const EMPTIED: &str = "fleet.replicas: no replica is named any more; if that is meant, write `[]`";
 
 /// What came of the last reading of the configuration.
 #[derive(Clone, Debug, Serialize)]
@@ -118,7 +124,12 @@ impl Control {
         for warning in &loaded.warnings {
             warn!(%warning, "in the configuration");
         }
+        let emptied = |config: &Config| {
+            let had = !self.config.lock().fleet.replicas.is_empty();
+            had && config.fleet.replicas.is_empty() && !loaded.empty_on_purpose
+        };
         match loaded.config {
+            Ok(config) if emptied(&config) => self.refuse(vec![EMPTIED.to_owned()]),
             Ok(config) => self.take_over(config),
             Err(faults) => self.refuse(faults.iter().map(Fault::to_string).collect()),
         }
@@ -127,7 +138,7 @@ impl Control {
 
     fn take_over(&self, config: Config) {
         let old = self.gateway.state();
-        let state = match build::state(&config, Some(&old), self.shared()) {
+        let state = match state(&config, Some(&old), self.shared()) {
             Ok(state) => state,
             Err(fault) => return self.refuse(vec![fault]),
         };
