@@ -24,7 +24,7 @@ const PURE: &[&str] = &[
     "src/request",
     "src/admission",
     "src/routing",
-    "src/fleet/breaker.rs",
+    "src/fleet/breaker",
     "src/fleet/health.rs",
     "src/fleet/url.rs",
     "src/fleet/models.rs",
@@ -33,8 +33,14 @@ const PURE: &[&str] = &[
     "src/response/events.rs",
     "src/response/need.rs",
     "src/response/exchange.rs",
+    "src/response/tap.rs",
+    "src/response/progress.rs",
+    "src/response/keys.rs",
     "src/simulated/engine.rs",
     "src/simulated/cache.rs",
+    "src/simulated/counters.rs",
+    "src/simulated/sequence.rs",
+    "src/simulated/text.rs",
 ];
 
 /// What a room that only thinks cannot name.

@@ -306,6 +306,9 @@ fn request_faults(config: &Config) -> Vec<(String, String)> {
     if request.body_bytes_max.as_u64() == 0 {
         fault("body_bytes_max", "every body would be refused; `64MiB` is usual");
     }
+    if request.bodies_bytes_max < request.body_bytes_max {
+        fault("bodies_bytes_max", "less than `body_bytes_max`: a body of that size has no room");
+    }
     if request.upload_timeout.is_zero() {
         fault("upload_timeout", "this limit has no off; `60s` is usual");
     }

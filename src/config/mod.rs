@@ -39,6 +39,7 @@ pub use self::options::{
 };
 pub use self::report::check_file;
 pub use self::show::{Applies, DIFFERENCES_MAX, Difference, Shown, differences};
+pub use self::tls::certified_key;
 
 /// Everything the operator asked for.
 #[derive(Clone, Debug, Serialize, Deserialize)]

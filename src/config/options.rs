@@ -73,11 +73,12 @@ impl Default for AdminOptions {
 pub struct ServerOptions {
     /// Threads that serve requests, `1..=1024`. Default: none, that is one for each core.
     pub threads: Option<u16>,
-    /// How long after SIGTERM new connections are still taken while `/ready` says no, so that
-    /// load balancers can turn away. Default: `5s`.
+    /// How long after SIGTERM the process goes on at least, while `/ready` says no, so that load
+    /// balancers can turn away. Default: `5s`.
     #[serde(with = "humantime_serde")]
     pub pre_stop: Duration,
-    /// How long requests under way may then go on before they are cut. Default: `60s`.
+    /// How long requests under way may then go on before they are cut. New ones are still served
+    /// until none is left or this time is over. Default: `60s`.
     #[serde(with = "humantime_serde")]
     pub grace: Duration,
     /// Requests taken over one client connection before it is closed; closing now and then lets

@@ -24,19 +24,32 @@ pub(super) fn pair_faults(certificate: &Path, key: &Path) -> Vec<PemFault> {
     let mut keep = |key, told| faults.push(PemFault { key, told });
     let chain = read_certificates(certificate).map_err(|told| keep("certificate", told)).ok();
     let secret = read_key(key).map_err(|told| keep("key", told)).ok();
-    if let (Some(chain), Some(secret)) = (chain, secret) {
-        let provider = rustls::crypto::ring::default_provider();
-        match CertifiedKey::from_der(chain, secret, &provider) {
-            Ok(_) => {}
-            Err(rustls::Error::InconsistentKeys(_)) => keep(
-                "key",
-                "not the key of the certificate; name the two files that were made together"
-                    .to_owned(),
-            ),
-            Err(error) => keep("certificate", format!("cannot be used: {error}")),
-        }
+    if let (Some(chain), Some(secret)) = (chain, secret)
+        && let Err(fault) = joined(chain, secret)
+    {
+        faults.push(fault);
     }
     faults
+}
+
+/// A certificate with its key, ready to be shown to clients; or what is wrong with the files.
+pub fn certified_key(certificate: &Path, key: &Path) -> Result<CertifiedKey, String> {
+    joined(read_certificates(certificate)?, read_key(key)?).map_err(|fault| fault.told)
+}
+
+fn joined(
+    chain: Vec<CertificateDer<'static>>,
+    secret: PrivateKeyDer<'static>,
+) -> Result<CertifiedKey, PemFault> {
+    let provider = rustls::crypto::ring::default_provider();
+    CertifiedKey::from_der(chain, secret, &provider).map_err(|error| match error {
+        rustls::Error::InconsistentKeys(_) => PemFault {
+            key: "key",
+            told: "not the key of the certificate; name the two files that were made together"
+                .to_owned(),
+        },
+        error => PemFault { key: "certificate", told: format!("cannot be used: {error}") },
+    })
 }
 
 /// What is wrong with a file of authorities.

@@ -2,6 +2,7 @@
 //! probes, and takes over a changed configuration: whole, or not at all.
 
 mod build;
+mod certificates;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -23,6 +24,7 @@ use crate::proxy::{Gateway, Shared};
 use crate::telemetry::ReloadResult;
 
 pub use build::state;
+pub use certificates::Certificate;
 
 /// Reloads that may wait for their turn; all of them are answered by the same reading.
 const WAITING_MAX: usize = 16;
@@ -49,6 +51,7 @@ pub struct ReloadReport {
 pub struct Control {
     gateway: Arc<Gateway>,
     source: Option<Source>,
+    certificates: Vec<Arc<Certificate>>,
     config: Mutex<Config>,
     report: Mutex<ReloadReport>,
     requests: mpsc::Sender<oneshot::Sender<ReloadReport>>,
@@ -65,8 +68,14 @@ pub struct Source {
 }
 
 impl Control {
-    /// For a gateway that works with this configuration, read from `source`.
-    pub fn new(gateway: Arc<Gateway>, config: Config, source: Option<Source>) -> Arc<Self> {
+    /// For a gateway that works with this configuration, read from `source`, behind listeners that
+    /// show these certificates.
+    pub fn new(
+        gateway: Arc<Gateway>,
+        config: Config,
+        source: Option<Source>,
+        certificates: Vec<Arc<Certificate>>,
+    ) -> Arc<Self> {
         let (requests, inbox) = mpsc::channel(WAITING_MAX);
         let report = ReloadReport {
             taken: true,
@@ -76,9 +85,11 @@ impl Control {
             at_restart: Vec::new(),
         };
         gateway.shared().metrics.config(&report.fingerprint);
+        gateway.shared().metrics.reload_date(clock::date());
         Arc::new(Self {
             gateway,
             source,
+            certificates,
             config: Mutex::new(config),
             report: Mutex::new(report),
             requests,
@@ -149,6 +160,9 @@ impl Control {
             .map(|change| change.path.clone())
             .collect();
         self.gateway.swap(Arc::clone(&state));
+        for certificate in &self.certificates {
+            certificate.renew();
+        }
         state.fleet.start(&tokio::runtime::Handle::current());
         let fingerprint = config.fingerprint();
         info!(%fingerprint, changes = changes.len(), "configuration taken over");

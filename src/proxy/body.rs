@@ -7,6 +7,8 @@
 //! for the tail of the body alone, or, where nobody can know which read is the last (chunked
 //! HTTP/1), filled afterwards from a stub request. See docs/life-of-a-request.md.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
@@ -30,10 +32,12 @@ const DRAIN_MAX: Duration = Duration::from_secs(2);
 pub(super) enum Upload {
     /// The request has no body.
     None,
-    /// All of it.
-    Whole(Bytes),
+    /// All of it, and its place in the budget.
+    Whole(Bytes, Room),
     /// More than is allowed; what was read is dropped.
     TooLarge,
+    /// All bodies together would be more than the process may hold.
+    NoRoom,
     /// The client did not send all of it in time.
     TooSlow,
     /// `Expect` asks for something that is not known.
@@ -41,12 +45,51 @@ pub(super) enum Upload {
 }
 
 /// Limits of an upload.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct UploadLimits {
     /// Largest body.
     pub(super) bytes_max: usize,
+    /// Most bytes of all bodies together.
+    pub(super) held_max: usize,
+    /// What all bodies together hold now.
+    pub(super) held: Arc<AtomicUsize>,
     /// Time for all of it.
     pub(super) time_max: Duration,
+}
+
+/// What a body takes of what all may hold; given back by being dropped.
+#[derive(Debug)]
+pub(super) struct Room {
+    held: Arc<AtomicUsize>,
+    held_max: usize,
+    bytes: usize,
+}
+
+impl Room {
+    fn new(limits: &UploadLimits) -> Self {
+        Self { held: Arc::clone(&limits.held), held_max: limits.held_max, bytes: 0 }
+    }
+
+    /// Grows to `bytes`. False: there is no room for so much.
+    fn grow(&mut self, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(self.bytes);
+        let before = self.held.fetch_add(more, Ordering::Relaxed);
+        self.bytes += more;
+        before.saturating_add(more) <= self.held_max
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        self.held.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// Why a body is not read to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Overrun {
+    TooLarge,
+    NoRoom,
 }
 
 /// Reads the body whole and arms the replay.
@@ -65,24 +108,24 @@ pub(super) async fn read(session: &mut Session, limits: UploadLimits) -> Result<
     if !meet_expectation(downstream).await? {
         return Ok(Upload::UnknownExpectation);
     }
-    let body = match tokio::time::timeout(
-        limits.time_max,
-        read_all(downstream, declared, limits.bytes_max),
-    )
-    .await
-    {
+    let reading = read_all(downstream, declared, &limits);
+    let body = match tokio::time::timeout(limits.time_max, reading).await {
         Err(_) => return Ok(Upload::TooSlow),
         Ok(Err(error)) if error.etype() == &ErrorType::ReadTimedout => return Ok(Upload::TooSlow),
         Ok(read) => read?,
     };
-    let Some(body) = body else { return Ok(Upload::TooLarge) };
-    if body.is_empty() {
+    let body = match body {
+        Ok(body) => body,
+        Err(Overrun::TooLarge) => return Ok(Upload::TooLarge),
+        Err(Overrun::NoRoom) => return Ok(Upload::NoRoom),
+    };
+    if body.bytes.is_empty() {
         return Ok(Upload::None);
     }
     if downstream.retry_buffer_truncated() || downstream.get_retry_buffer().is_none() {
         prime_replay(downstream).await?;
     }
-    Ok(Upload::Whole(body.freeze()))
+    Ok(Upload::Whole(body.bytes.freeze(), body.room))
 }
 
 /// Reads what is left of a refused upload for a short while: a connection that is closed with
@@ -118,13 +161,12 @@ async fn meet_expectation(downstream: &mut ServerSession) -> Result<bool> {
     Ok(true)
 }
 
-/// None: over the limit.
 async fn read_all(
     downstream: &mut ServerSession,
     declared: Option<usize>,
-    bytes_max: usize,
-) -> Result<Option<BytesMut>> {
-    let mut body = Body { bytes: BytesMut::new(), declared, bytes_max };
+    limits: &UploadLimits,
+) -> Result<std::result::Result<Body, Overrun>> {
+    let mut body = Body::new(declared, limits);
     if let ServerSession::H2(_) = downstream {
         return read_http2(downstream, body).await;
     }
@@ -139,59 +181,71 @@ async fn read_all(
             }
         }
         let Some(piece) = downstream.read_request_body().await.map_err(|e| e.into_down())? else {
-            return Ok(Some(body.bytes));
+            return Ok(Ok(body));
         };
-        if !body.take(&piece) {
-            return Ok(None);
+        if let Err(overrun) = body.take(&piece) {
+            return Ok(Err(overrun));
         }
         if downstream.is_body_done() {
-            return Ok(Some(body.bytes));
+            return Ok(Ok(body));
         }
     }
 }
 
 /// The first frame with data goes through the recording reader, the rest past it: so the replay
 /// buffer is small, not empty and not overrun.
-async fn read_http2(downstream: &mut ServerSession, mut body: Body) -> Result<Option<BytesMut>> {
-    let ServerSession::H2(stream) = downstream else { return Ok(Some(body.bytes)) };
+async fn read_http2(
+    downstream: &mut ServerSession,
+    mut body: Body,
+) -> Result<std::result::Result<Body, Overrun>> {
+    let ServerSession::H2(stream) = downstream else { return Ok(Ok(body)) };
     stream.enable_retry_buffering();
-    while body.bytes.is_empty() {
-        match stream.read_body_bytes().await.map_err(|e| e.into_down())? {
-            Some(piece) if body.take(&piece) => {}
-            Some(_) => return Ok(None),
-            None => return Ok(Some(body.bytes)),
-        }
-    }
     loop {
-        match std::future::poll_fn(|cx| stream.poll_read_body_bytes(cx)).await {
-            None => return Ok(Some(body.bytes)),
-            Some(Ok(piece)) if body.take(&piece) => {}
-            Some(Ok(_)) => return Ok(None),
-            Some(Err(error)) => {
-                let what = "the body of an HTTP/2 request";
-                return Err(Error::because(ErrorType::ReadError, what, error).into_down());
+        let piece = if body.bytes.is_empty() {
+            stream.read_body_bytes().await.map_err(|e| e.into_down())?
+        } else {
+            match std::future::poll_fn(|cx| stream.poll_read_body_bytes(cx)).await {
+                None => None,
+                Some(Ok(piece)) => Some(piece),
+                Some(Err(error)) => {
+                    let what = "the body of an HTTP/2 request";
+                    return Err(Error::because(ErrorType::ReadError, what, error).into_down());
+                }
             }
+        };
+        let Some(piece) = piece else { return Ok(Ok(body)) };
+        if let Err(overrun) = body.take(&piece) {
+            return Ok(Err(overrun));
         }
     }
 }
 
+#[derive(Debug)]
 struct Body {
     bytes: BytesMut,
     declared: Option<usize>,
     bytes_max: usize,
+    room: Room,
 }
 
 impl Body {
-    /// False: over the limit.
-    fn take(&mut self, piece: &Bytes) -> bool {
+    fn new(declared: Option<usize>, limits: &UploadLimits) -> Self {
+        let room = Room::new(limits);
+        Self { bytes: BytesMut::new(), declared, bytes_max: limits.bytes_max, room }
+    }
+
+    fn take(&mut self, piece: &Bytes) -> std::result::Result<(), Overrun> {
         if self.bytes_max - self.bytes.len() < piece.len() {
-            return false;
+            return Err(Overrun::TooLarge);
         }
         if self.bytes.capacity() - self.bytes.len() < piece.len() {
             self.reserve(piece.len());
         }
+        if !self.room.grow(self.bytes.len() + piece.len()) {
+            return Err(Overrun::NoRoom);
+        }
         self.bytes.put_slice(piece);
-        true
+        Ok(())
     }
 
     /// A declared length is believed for [`FIRST_ALLOCATION_BYTES`] at once, for the rest when so
@@ -232,16 +286,17 @@ async fn prime_replay(downstream: &mut ServerSession) -> Result<()> {
 mod tests {
     use super::*;
 
-    fn body(declared: Option<usize>, bytes_max: usize) -> Body {
-        Body { bytes: BytesMut::new(), declared, bytes_max }
+    fn limits(bytes_max: usize, held_max: usize) -> UploadLimits {
+        let held = Arc::new(AtomicUsize::new(0));
+        UploadLimits { bytes_max, held_max, held, time_max: Duration::from_secs(1) }
     }
 
     #[test]
     fn a_body_of_declared_length_is_held_once() {
-        let mut body = body(Some(5 << 20), 64 << 20);
+        let mut body = Body::new(Some(5 << 20), &limits(64 << 20, 64 << 20));
         let piece = Bytes::from(vec![7_u8; 64 << 10]);
         for _ in 0..80 {
-            assert!(body.take(&piece));
+            assert_eq!(body.take(&piece), Ok(()));
         }
         assert_eq!(body.bytes.len(), 5 << 20);
         assert!(body.bytes.capacity() < (5 << 20) + (64 << 10), "one copy and no more");
@@ -249,15 +304,29 @@ mod tests {
 
     #[test]
     fn a_declared_length_alone_takes_little_memory() {
-        let mut body = body(Some(1 << 30), 2 << 30);
-        assert!(body.take(&Bytes::from_static(b"x")));
+        let mut body = Body::new(Some(1 << 30), &limits(2 << 30, 4 << 30));
+        assert_eq!(body.take(&Bytes::from_static(b"x")), Ok(()));
         assert!(body.bytes.capacity() <= FIRST_ALLOCATION_BYTES);
     }
 
     #[test]
     fn the_limit_is_the_last_byte_that_is_taken() {
-        let mut body = body(None, 4);
-        assert!(body.take(&Bytes::from_static(b"1234")));
-        assert!(!body.take(&Bytes::from_static(b"5")));
+        let mut body = Body::new(None, &limits(4, 100));
+        assert_eq!(body.take(&Bytes::from_static(b"1234")), Ok(()));
+        assert_eq!(body.take(&Bytes::from_static(b"5")), Err(Overrun::TooLarge));
+    }
+
+    #[test]
+    fn all_bodies_together_have_a_limit_and_give_back_what_they_held() {
+        let limits = limits(100, 10);
+        let mut first = Body::new(None, &limits);
+        let mut second = Body::new(None, &limits);
+        assert_eq!(first.take(&Bytes::from_static(b"123456")), Ok(()));
+        assert_eq!(second.take(&Bytes::from_static(b"12345")), Err(Overrun::NoRoom));
+        drop(second);
+        assert_eq!(limits.held.load(Ordering::Relaxed), 6);
+        assert_eq!(first.take(&Bytes::from_static(b"1234")), Ok(()));
+        drop(first);
+        assert_eq!(limits.held.load(Ordering::Relaxed), 0);
     }
 }

@@ -9,13 +9,14 @@ use bytes::Bytes;
 use pingora::{Error, ErrorType};
 use smallvec::SmallVec;
 
+use super::body::Room;
 use super::connect::Connecting;
 use super::refusal::{ErrorShape, Refusal};
 use super::state::{Shared, State};
 use super::watchdog::Watched;
 use crate::fleet::{Lease, Pool};
 use crate::names::{ModelName, ReplicaId, RequestId};
-use crate::request::Api;
+use crate::request::{Api, Wire};
 use crate::response::{Shape, Tap};
 use crate::telemetry::{InFlight, Phase};
 
@@ -31,8 +32,11 @@ pub struct RequestContext {
     /// The body for the replica, held until the answer begins: then no replay is possible.
     pub(super) body: Option<Bytes>,
     pub(super) body_bytes: u64,
+    /// What the body takes of what all bodies may hold.
+    pub(super) room: Option<Room>,
     pub(super) session_key: Option<Box<[u8]>>,
-    pub(super) wants_stream: bool,
+    /// What the answer will look like.
+    pub(super) wire: Wire,
     pub(super) attempt: Option<Attempt>,
     pub(super) attempts: u32,
     pub(super) tried: SmallVec<[ReplicaId; 2]>,
@@ -63,6 +67,8 @@ pub(super) struct Answer {
     pub(super) status: u16,
     /// The form of an engine's answer, once its head came.
     pub(super) shape: Option<Shape>,
+    /// It came over HTTP/2.
+    pub(super) over_http2: bool,
     /// Nothing but the end of the connection tells the end of the answer.
     pub(super) unframed: bool,
     /// A stream said that it is over.
@@ -79,8 +85,12 @@ impl Answer {
     /// The connection ended, which is the only end there is, before the stream said that it is
     /// over.
     pub(super) fn is_cut(&self) -> bool {
-        let readable = self.shape.is_some_and(|shape| shape.readable_stream());
-        readable && self.unframed && !self.end_said
+        self.is_readable_stream() && self.unframed && !self.end_said
+    }
+
+    /// The answer is a stream of tokens that is read as it passes.
+    pub(super) fn is_readable_stream(&self) -> bool {
+        self.shape.is_some_and(|shape| shape.readable_stream())
     }
 }
 
@@ -122,8 +132,9 @@ impl RequestContext {
             target: None,
             body: None,
             body_bytes: 0,
+            room: None,
             session_key: None,
-            wants_stream: false,
+            wire: Wire::Other,
             attempt: None,
             attempts: 0,
             tried: SmallVec::new(),

@@ -12,6 +12,7 @@ use super::connect::STILL_CONNECTING;
 use super::context::RequestContext;
 use super::refusal::{ErrorShape, Refusal, broken_stream_event};
 use super::retry::{self, Connection, Decision, Facts, Failure};
+use super::watchdog::Limit;
 use crate::clock;
 use crate::fleet::Outcome;
 use crate::telemetry::AttemptOutcome;
@@ -19,9 +20,6 @@ use crate::telemetry::AttemptOutcome;
 /// After the last event of a broken HTTP/2 stream: the reset that follows it overtakes data that
 /// is still queued, so the connection is given a moment to send it.
 const RESET_DELAY: Duration = Duration::from_millis(20);
-
-/// A kept connection that is lost sooner than this was closed before the request came.
-const STALE_MAX: Duration = Duration::from_secs(1);
 
 impl Gateway {
     /// No connection: the slice is over, or it cannot be had.
@@ -79,9 +77,11 @@ impl Gateway {
         let (outcome, failure) = classify(&error, context, committed, reused, now);
         debug!(error = %error, ?failure, "attempt failed");
         let address = context.attempt.as_ref().map(|attempt| attempt.lease.address());
-        if is_stale(failure) {
-            // The replica closed an idle connection: it is as good as the others.
-            self.drop_attempt(context);
+        if is_stale(failure, context.state.options.retry.reused_reset_within) {
+            // The replica closed an idle connection, which says nothing of it to the breaker. Or it
+            // died, and more such connections wait in the pool: another one is the safer choice,
+            // if there is one.
+            self.leave_for_others(context, now);
         } else {
             self.report(context, outcome, now);
             self.give_up_attempt(context);
@@ -98,7 +98,7 @@ impl Gateway {
                 error.set_retry(true);
             }
             Decision::GiveUp(_) if !committed => {
-                context.refusal = Some(refusal_for(&error, outcome));
+                context.refusal = Some(refusal_for(&error, failure));
             }
             Decision::GiveUp(_) => {}
         }
@@ -119,14 +119,19 @@ impl Gateway {
             if is_client_gone(error) {
                 return 0;
             }
-            return end_broken_stream(session, context, shape).await;
+            let timed_out =
+                context.watch.fired().is_some() || matches!(error.etype(), ErrorType::ReadTimedout);
+            return end_broken_stream(session, context, shape, timed_out).await;
         }
         if context.refusal.is_none() && is_client_gone(error) {
             return 0;
         }
         let refusal = context.refusal.get_or_insert_with(|| refusal_of(error)).clone();
         match refusal.send(session, shape, context.id()).await {
-            Ok(()) => context.answer.status = refusal.status(),
+            Ok(bytes) => {
+                context.answer.status = refusal.status();
+                context.answer.bytes = bytes;
+            }
             Err(error) => debug!(error = %error, "the refusal did not reach the client"),
         }
         refusal.status()
@@ -146,6 +151,17 @@ impl Gateway {
     pub(super) fn give_up_attempt(&self, context: &mut RequestContext) {
         if let Some(attempt) = &context.attempt {
             context.tried.push(attempt.lease.id().clone());
+        }
+        self.drop_attempt(context);
+    }
+
+    /// Leaves the replica for this request if another one could serve it.
+    fn leave_for_others(&self, context: &mut RequestContext, now: Instant) {
+        let mut tried = context.tried.clone();
+        tried.extend(context.attempt.iter().map(|attempt| attempt.lease.id().clone()));
+        let others = context.target.as_ref();
+        if others.is_some_and(|target| target.pool.any_untried(&tried, now)) {
+            context.tried = tried;
         }
         self.drop_attempt(context);
     }
@@ -202,8 +218,8 @@ fn word(failure: Failure) -> &'static str {
 }
 
 /// A kept connection that turned out to be closed says nothing about the replica.
-fn is_stale(failure: Failure) -> bool {
-    matches!(failure, Failure::Reset { connection: Connection::Reused, after } if after < STALE_MAX)
+fn is_stale(failure: Failure, within: Duration) -> bool {
+    matches!(failure, Failure::Reset { connection: Connection::Reused, after } if after < within)
 }
 
 fn label(outcome: Outcome) -> AttemptOutcome {
@@ -247,9 +263,15 @@ fn classify(
     reused: bool,
     now: Instant,
 ) -> (Outcome, Failure) {
-    let timed_out = context.watch.fired().is_some()
-        || matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout);
-    if timed_out {
+    match context.watch.fired() {
+        // It says nothing of the replica, which may have had the request for a moment only.
+        Some(Limit::Total) => return (Outcome::ClientLeft, Failure::TimedOut),
+        Some(Limit::FirstByte | Limit::BetweenBytes) => {
+            return (Outcome::TimedOut, Failure::TimedOut);
+        }
+        None => {}
+    }
+    if matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout) {
         return (Outcome::TimedOut, Failure::TimedOut);
     }
     if committed {
@@ -267,9 +289,9 @@ fn classify(
     (Outcome::Reset, Failure::Reset { connection, after })
 }
 
-fn refusal_for(error: &Error, outcome: Outcome) -> Refusal {
-    match outcome {
-        Outcome::TimedOut => Refusal::TimedOut,
+fn refusal_for(error: &Error, failure: Failure) -> Refusal {
+    match failure {
+        Failure::TimedOut => Refusal::TimedOut,
         _ if error.etype() == &ErrorType::InvalidHTTPHeader => Refusal::BadAnswer,
         _ => Refusal::ReplicaFailed,
     }
@@ -289,9 +311,10 @@ async fn end_broken_stream(
     session: &mut Session,
     context: &mut RequestContext,
     shape: ErrorShape,
+    timed_out: bool,
 ) -> u16 {
     if context.answer.is_stream() {
-        let event = broken_stream_event(shape, context.watch.fired().is_some());
+        let event = broken_stream_event(shape, timed_out);
         if session.write_response_body(Some(event), false).await.is_ok()
             && session.downstream_session.is_http2()
         {

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pingora::Error;
+use pingora::{Error, ErrorSource, ErrorType};
 use pingora_proxy::Session;
 
 use super::Gateway;
@@ -50,6 +50,9 @@ impl Gateway {
         };
         let ended = exchange.ending.ended();
         model.request(exchange.api, context.answer.status);
+        if let Some(queued) = exchange.timings.queued {
+            model.queued(queued);
+        }
         model.ended(ended, now.saturating_duration_since(context.started));
         metrics.request_bytes(exchange.request_bytes);
         metrics.response_bytes(exchange.response_bytes);
@@ -148,7 +151,10 @@ fn how_it_ended(
     finished: &Finished,
     error: Option<&Error>,
 ) -> Ending {
-    let timed_out = context.watch.fired().is_some();
+    let timed_out = context.watch.fired().is_some()
+        || error.is_some_and(|error| {
+            error.esource() == &ErrorSource::Upstream && error.etype() == &ErrorType::ReadTimedout
+        });
     match (&context.refusal, error) {
         (Some(Refusal::TimedOut), _) => Ending::TimedOut,
         (Some(refusal), _) if refusal.is_failure() => Ending::Failed,

@@ -1,6 +1,7 @@
 //! The way in: which API, the body, the model, the pool. What Weir answers itself ends here.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use http::{HeaderValue, Method, header};
@@ -91,7 +92,7 @@ impl Gateway {
                 if unread {
                     session.set_keepalive(None);
                 }
-                refusal.send(session, shape, context.id()).await?;
+                context.answer.bytes = refusal.send(session, shape, context.id()).await?;
                 if unread {
                     body::drain(session).await;
                 }
@@ -107,7 +108,7 @@ impl Gateway {
     ) -> Result<bool, Stop> {
         let head = session.req_header();
         let found = request::find(head.method.as_str(), head.uri.path());
-        let api = self.admit_path(&found, context)?;
+        let api = self.admit_path(&head.method, &found, context)?;
         let path = (found.path != head.uri.path()).then(|| Box::from(found.path.as_ref()));
         context.api = api;
         if let Some(api) = api.filter(|api| api.treatment == Treatment::Answer) {
@@ -140,6 +141,7 @@ impl Gateway {
     /// The row of the path, `None` for an unknown path that may pass.
     fn admit_path(
         &self,
+        method: &Method,
         found: &Found<'_>,
         context: &RequestContext,
     ) -> Result<Option<&'static Api>, Refusal> {
@@ -147,17 +149,12 @@ impl Gateway {
         match found.route {
             Route::Unknown if options.unknown_paths == UnknownPaths::Pass => Ok(None),
             Route::Unknown => Err(Refusal::UnknownPath),
-            Route::WrongMethod(api) if api.treatment == Treatment::Closed => {
-                Err(Refusal::UnknownPath)
-            }
+            Route::WrongMethod(api) if !is_open(api, options) => Err(Refusal::UnknownPath),
+            // A browser asks first: the engines know who may call them from where.
+            Route::WrongMethod(_) if method == Method::OPTIONS => Ok(None),
             Route::WrongMethod(api) => Err(Refusal::WrongMethod { allowed: api.methods.allow() }),
-            Route::Api(api) => match api.treatment {
-                Treatment::Closed => Err(Refusal::UnknownPath),
-                Treatment::EngineAdmin if options.engine_admin == EngineAdmin::Closed => {
-                    Err(Refusal::UnknownPath)
-                }
-                _ => Ok(Some(api)),
-            },
+            Route::Api(api) if is_open(api, options) => Ok(Some(api)),
+            Route::Api(_) => Err(Refusal::UnknownPath),
         }
     }
 
@@ -169,18 +166,22 @@ impl Gateway {
         let options = &context.state.request;
         let limits = UploadLimits {
             bytes_max: options.limits().body_bytes_max,
+            held_max: usize::try_from(options.bodies_bytes_max.as_u64()).unwrap_or(usize::MAX),
+            held: Arc::clone(self.shared.metrics.bodies()),
             time_max: options.upload_timeout,
         };
         match body::read(session, limits).await? {
             Upload::None => Ok(None),
-            Upload::Whole(body) => {
+            Upload::Whole(body, room) => {
                 context.body_bytes = body.len() as u64;
+                context.room = Some(room);
                 Ok(Some(body))
             }
             Upload::TooLarge => {
                 let bytes_max = options.body_bytes_max.as_u64();
                 Err(Refusal::BodyTooLarge { bytes_max }.into())
             }
+            Upload::NoRoom => Err(Refusal::NoRoom { retry_after: RETRY_AFTER }.into()),
             Upload::TooSlow => Err(Refusal::UploadTooSlow.into()),
             Upload::UnknownExpectation => Err(Refusal::UnknownExpectation.into()),
         }
@@ -202,7 +203,7 @@ impl Gateway {
         let limits = context.state.request.limits();
         let inference = Inference::read(api, content_type, upload.unwrap_or_default(), &limits)
             .map_err(|malformed| Refusal::from(&malformed))?;
-        context.wants_stream = inference.streaming();
+        context.wire = inference.wire();
         context.session_key = session_header(head, context).or_else(|| {
             let fields = &context.state.session_keys.body_fields;
             fields.iter().find_map(|field| session_key(inference.text_at(field)?.as_bytes()))
@@ -233,6 +234,15 @@ impl Gateway {
             Resolved::NeedsModel { known } => Err(Refusal::ModelMissing { known }),
             Resolved::NoReplica { .. } => Err(Refusal::NoReplica { retry_after: RETRY_AFTER }),
         }
+    }
+}
+
+/// Whether clients may use the path at all.
+fn is_open(api: &Api, options: &request::Options) -> bool {
+    match api.treatment {
+        Treatment::Closed => false,
+        Treatment::EngineAdmin => options.engine_admin == EngineAdmin::Open,
+        _ => true,
     }
 }
 

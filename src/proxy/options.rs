@@ -74,8 +74,8 @@ impl Default for TimeoutOptions {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ForwardedOptions {
-    /// Whether `X-Forwarded-For` of the client is believed and added to (`append`), or replaced by
-    /// the address seen here (`replace`). Default `append`.
+    /// Whether the client's own `X-Forwarded-*` are believed and its address added to them
+    /// (`append`), or replaced by what is seen here (`replace`). Default `append`.
     pub client: ForwardedClient,
     /// Whether the replica sees the `Host` the client named instead of its own. Default `false`.
     pub keep_host: bool,

@@ -92,12 +92,13 @@ impl Gateway {
         request: &mut RequestHeader,
         context: &RequestContext,
     ) -> Result<()> {
+        if context.state.options.forwarded.client == ForwardedClient::Replace {
+            for name in [FORWARDED_FOR, FORWARDED_HOST, FORWARDED_PROTO] {
+                request.remove_header(&name);
+            }
+        }
         if let Some(address) = session.client_addr().and_then(|address| address.as_inet()) {
-            let believed = match context.state.options.forwarded.client {
-                ForwardedClient::Append => request.headers.get(&FORWARDED_FOR),
-                ForwardedClient::Replace => None,
-            };
-            let value = forwarded_for(believed, address.ip());
+            let value = forwarded_for(request.headers.get_all(&FORWARDED_FOR), address.ip());
             request.insert_header(FORWARDED_FOR, value)?;
         }
         let original = session.req_header();
@@ -129,9 +130,12 @@ fn set_length(request: &mut RequestHeader, length: usize) -> Result<()> {
     if fits { Ok(()) } else { request.insert_header(header::CONTENT_LENGTH, length) }
 }
 
-fn forwarded_for(believed: Option<&HeaderValue>, address: IpAddr) -> Vec<u8> {
+fn forwarded_for<'a>(
+    believed: impl IntoIterator<Item = &'a HeaderValue>,
+    address: IpAddr,
+) -> Vec<u8> {
     let mut value = Vec::with_capacity(48);
-    if let Some(believed) = believed {
+    for believed in believed {
         value.extend_from_slice(believed.as_bytes());
         value.extend_from_slice(b", ");
     }
@@ -161,9 +165,9 @@ mod tests {
 
     #[test]
     fn the_address_is_added_behind_what_is_believed() {
-        let before = HeaderValue::from_static("9.9.9.9");
+        let before = [HeaderValue::from_static("9.9.9.9"), HeaderValue::from_static("8.8.8.8")];
         let address: IpAddr = "127.0.0.1".parse().unwrap();
-        assert_eq!(forwarded_for(Some(&before), address), b"9.9.9.9, 127.0.0.1");
+        assert_eq!(forwarded_for(&before, address), b"9.9.9.9, 8.8.8.8, 127.0.0.1");
         assert_eq!(forwarded_for(None, address), b"127.0.0.1");
     }
 

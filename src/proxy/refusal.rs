@@ -64,6 +64,11 @@ pub enum Refusal {
         /// When to come again.
         retry_after: Duration,
     },
+    /// All request bodies together are as much as the process may hold.
+    NoRoom {
+        /// When to come again.
+        retry_after: Duration,
+    },
     /// No replica could be reached.
     Unreachable,
     /// The replica closed the connection without an answer.
@@ -111,7 +116,7 @@ impl Refusal {
             Self::UnknownEncoding => 415,
             Self::UnknownPath | Self::UnknownModel { .. } => 404,
             Self::WrongMethod { .. } => 405,
-            Self::NoReplica { .. } => 503,
+            Self::NoReplica { .. } | Self::NoRoom { .. } => 503,
             Self::Unreachable | Self::ReplicaFailed | Self::BadAnswer => 502,
             Self::TimedOut => 504,
             Self::Internal => 500,
@@ -136,6 +141,7 @@ impl Refusal {
             Self::UnknownModel { .. } => "unknown_model",
             Self::ModelMissing { .. } => "model_missing",
             Self::NoReplica { .. } => "no_replica",
+            Self::NoRoom { .. } => "no_room",
             Self::Unreachable => "unreachable",
             Self::ReplicaFailed => "replica_failed",
             Self::BadAnswer => "bad_answer",
@@ -188,6 +194,12 @@ impl Refusal {
                 None,
                 "no engine can take the request at the moment; try again shortly".into(),
             ),
+            Self::NoRoom { .. } => (
+                "service_unavailable",
+                None,
+                None,
+                "too many large requests at the moment; try again shortly".into(),
+            ),
             Self::Unreachable => (UPSTREAM, None, None, "no engine could be reached".into()),
             Self::ReplicaFailed => {
                 (UPSTREAM, None, None, "the engine closed the connection without an answer".into())
@@ -222,13 +234,14 @@ impl Refusal {
         Bytes::from(value.to_string())
     }
 
-    /// Sends the refusal. The connection stays open unless the caller switched that off.
+    /// Sends the refusal; the result is the length of its body. The connection stays open unless
+    /// the caller switched that off.
     pub(super) async fn send(
         &self,
         session: &mut Session,
         shape: ErrorShape,
         request_id: &str,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let body = self.body(shape);
         let mut head = ResponseHeader::build(self.status(), Some(6))?;
         head.insert_header(header::CONTENT_TYPE, "application/json")?;
@@ -237,13 +250,15 @@ impl Refusal {
             head.insert_header("x-request-id", request_id)?;
         }
         match self {
-            Self::NoReplica { retry_after } => {
+            Self::NoReplica { retry_after } | Self::NoRoom { retry_after } => {
                 head.insert_header(header::RETRY_AFTER, retry_after.as_secs().max(1))?;
             }
             Self::WrongMethod { allowed } => head.insert_header(header::ALLOW, *allowed)?,
             _ => {}
         }
-        send_whole(session, head, body).await
+        let length = body.len() as u64;
+        send_whole(session, head, body).await?;
+        Ok(length)
     }
 }
 

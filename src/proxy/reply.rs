@@ -29,6 +29,9 @@ const NOT_PASSED: [HeaderName; 4] = [
     header::UPGRADE,
 ];
 
+/// How many replicas are asked for a stored response before its 404 is believed.
+const ASKED_MAX: u32 = 16;
+
 const EVENTS: &[u8] = b"text/event-stream";
 
 impl Gateway {
@@ -45,6 +48,8 @@ impl Gateway {
         }
         let now = clock::now();
         context.times.first_byte = Some(now);
+        // Pingora writes the client's version over it afterwards.
+        context.answer.over_http2 = response.version == Version::HTTP_2;
         let status = response.status.as_u16();
         let outcome = outcome_of(response);
         let elsewhere = status == 404 && is_kept_elsewhere(context);
@@ -78,7 +83,8 @@ impl Gateway {
         if !target.pool.any_untried(&tried, now) {
             return false;
         }
-        elsewhere || self.decide(context, Failure::Answered { status }, now) == Decision::Again
+        (elsewhere && context.attempts < ASKED_MAX)
+            || self.decide(context, Failure::Answered { status }, now) == Decision::Again
     }
 
     /// The head goes to the client: from here on nothing can be tried again.
@@ -93,6 +99,7 @@ impl Gateway {
             return Ok(());
         }
         context.body = None;
+        context.room = None;
         if !upgraded {
             strip_connection_headers(response);
         }
@@ -109,7 +116,7 @@ impl Gateway {
         let shape = shape_of(session, response, context);
         context.answer.status = shape.status;
         context.answer.shape = Some(shape);
-        context.answer.unframed = is_unframed(session, response);
+        context.answer.unframed = !context.answer.over_http2 && is_unframed(session, response);
         context.phase = if shape.streaming { Phase::SilentStream } else { Phase::Streaming };
         context.tap = context.state.consumers.tap(&shape, declared_length(response));
         let times = &context.state.options.timeouts;
@@ -155,7 +162,8 @@ impl Gateway {
         let times = &context.state.options.timeouts;
         let Some(attempt) = context.attempt.as_ref() else { return };
         attempt.lease.alive(now);
-        if !context.answer.is_stream() {
+        if !context.answer.is_readable_stream() {
+            context.phase = Phase::Streaming;
             context.watch.arm(Limit::BetweenBytes, now, times.between_bytes);
             return;
         }
@@ -223,8 +231,9 @@ fn shape_of(session: &Session, response: &ResponseHeader, context: &RequestConte
         .is_some_and(|value| !value.as_bytes().eq_ignore_ascii_case(b"identity"));
     let wire = match context.api {
         // A stored response told its usage when it was made.
-        Some(api) if api.treatment != Treatment::Stateful => api.wire,
-        _ => Wire::Other,
+        Some(api) if api.treatment == Treatment::Stateful => Wire::Other,
+        Some(api) if !api.has_inference() => api.wire,
+        _ => context.wire,
     };
     let bodyless = session.req_header().method == Method::HEAD
         || matches!(response.status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);

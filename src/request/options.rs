@@ -13,6 +13,9 @@ use serde::{Deserialize, Serialize};
 pub struct Options {
     /// Largest request body taken, in bytes; a longer one is refused with 413. Default `64MiB`.
     pub body_bytes_max: ByteSize,
+    /// Most bytes of all request bodies together that are held at one time; what would go beyond
+    /// is refused with 503. A body is held until the answer to it begins. Default `4GiB`.
+    pub bodies_bytes_max: ByteSize,
     /// Longest time the upload of one request body may take, from its head to its last byte.
     /// Default `60s`.
     #[serde(with = "humantime_serde")]
@@ -32,6 +35,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             body_bytes_max: ByteSize::mib(64),
+            bodies_bytes_max: ByteSize::gib(4),
             upload_timeout: Duration::from_secs(60),
             nesting_depth_max: 256,
             unknown_paths: UnknownPaths::Refuse,

@@ -22,7 +22,7 @@ use tracing::{error, info};
 use crate::admin;
 use crate::clock;
 use crate::config::{Config, ListenOptions};
-use crate::control::{self, Control, Source};
+use crate::control::{self, Certificate, Control, Source};
 use crate::proxy::{Door, Gateway, PINGORA_TRIES_MAX, Shared, keepalive};
 use crate::telemetry::{self, AccessLog, Metrics};
 
@@ -69,12 +69,17 @@ pub fn run(config: Config, source: Option<Source>) -> Result<(), StartError> {
     let shared = share(&config)?;
     let state = control::state(&config, None, &shared).map_err(StartError::Build)?;
     let gateway = Arc::new(Gateway::new(state, Arc::clone(&shared)));
-    let control = Control::new(Arc::clone(&gateway), config.clone(), source);
+    let certificates = certificates(&config)?;
+    let shown = certificates.iter().flatten().cloned().collect();
+    let control = Control::new(Arc::clone(&gateway), config.clone(), source, shown);
 
     let mut server = Server::new_with_opt_and_conf(None, server_conf(&config));
     server.bootstrap();
     for (number, listen) in config.listen.iter().enumerate() {
-        let service = proxy_service(&server.configuration, &gateway, listen, number, &config);
+        let door = front_door(&server.configuration, &gateway, listen, &config);
+        let mut service = Service::new(format!("proxy {number}"), door);
+        let certificate = certificates.get(number).cloned().flatten();
+        service.add_listener(listener(listen, certificate)?);
         server.add_service(service);
     }
     if let Some(address) = config.admin.address {
@@ -120,13 +125,12 @@ fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-fn proxy_service(
+fn front_door(
     conf: &Arc<ServerConf>,
     gateway: &Arc<Gateway>,
     listen: &ListenOptions,
-    number: usize,
     config: &Config,
-) -> Service<front_door::FrontDoor> {
+) -> front_door::FrontDoor {
     let mut proxy = http_proxy(conf, Door(Arc::clone(gateway)));
     let mut options = HttpServerOptions::default();
     options.h2c = listen.h2c;
@@ -142,31 +146,30 @@ fn proxy_service(
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES);
     proxy.h2_options = Some(http2);
     let head_max = config.proxy.timeouts.request_head;
-    let door = front_door::FrontDoor::new(Arc::new(proxy), listen.h2c, head_max);
-    let mut service = Service::new(format!("proxy {number}"), door);
-    service.add_listener(listener(listen));
-    service
+    front_door::FrontDoor::new(Arc::new(proxy), listen.h2c, head_max)
 }
 
-fn listener(listen: &ListenOptions) -> ListenerConfig {
+/// One for each listener, in their order.
+fn certificates(config: &Config) -> Result<Vec<Option<Arc<Certificate>>>, StartError> {
+    let read = |listen: &ListenOptions| listen.tls.as_ref().map(Certificate::read).transpose();
+    config.listen.iter().map(|listen| read(listen).map_err(StartError::Build)).collect()
+}
+
+fn listener(
+    listen: &ListenOptions,
+    certificate: Option<Arc<Certificate>>,
+) -> Result<ListenerConfig, StartError> {
     let mut socket = TcpSocketOptions::default();
     socket.tcp_keepalive = Some(keepalive());
     let address = listen.address.to_string();
     let endpoint = ListenerConfig::tcp(address).tcp_socket_options(socket);
-    let Some(tls) = &listen.tls else { return endpoint };
-    let certificate = tls.certificate.to_string_lossy();
-    let key = tls.key.to_string_lossy();
-    match TlsSettings::intermediate(&certificate, &key) {
-        Ok(mut settings) => {
-            settings.enable_h2();
-            endpoint.tls(settings)
-        }
-        Err(error) => {
-            // The files were read when the configuration was checked, moments ago.
-            error!(error = %error, "the certificate cannot be used, this address speaks no TLS");
-            endpoint
-        }
-    }
+    let Some(certificate) = certificate else { return Ok(endpoint) };
+    // The resolver has the files.
+    let mut settings = TlsSettings::intermediate("", "")
+        .map_err(|error| StartError::Build(format!("TLS on {}: {error}", listen.address)))?;
+    settings.set_cert_resolver(certificate);
+    settings.enable_h2();
+    Ok(endpoint.tls(settings))
 }
 
 fn raise_descriptor_limit() {

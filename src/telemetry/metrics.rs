@@ -58,6 +58,7 @@ const REFUSALS_TOTAL: Name = ("weir_refusals_total", "Answers that Weir made its
 const REQUEST_BYTES_TOTAL: Name = ("weir_request_bytes_total", "Bytes of bodies received");
 const RESPONSE_BYTES_TOTAL: Name = ("weir_response_bytes_total", "Bytes of bodies sent");
 const BUFFERED_BYTES: Name = ("weir_buffered_bytes", "Bytes of answers kept for consumers now");
+const REQUEST_BODIES_BYTES: Name = ("weir_request_bodies_bytes", "Bytes of requests held now");
 const CONSUMER_SKIPPED_TOTAL: Name =
     ("weir_consumer_skipped_total", "Answers that a consumer wanted and had to go without");
 const DISGUISED_FAILURES_TOTAL: Name =
@@ -91,6 +92,8 @@ pub struct Metrics {
     response_bytes: IntCounter,
     buffered: Arc<AtomicUsize>,
     buffered_bytes: IntGauge,
+    bodies: Arc<AtomicUsize>,
+    bodies_bytes: IntGauge,
     consumer_skipped: IntCounterVec,
     disguised: IntCounterVec,
     events_skipped: IntCounter,
@@ -125,6 +128,8 @@ impl Metrics {
             response_bytes: names.counter(RESPONSE_BYTES_TOTAL)?,
             buffered: Arc::default(),
             buffered_bytes: names.gauge(BUFFERED_BYTES)?,
+            bodies: Arc::default(),
+            bodies_bytes: names.gauge(REQUEST_BODIES_BYTES)?,
             consumer_skipped: names.counters(CONSUMER_SKIPPED_TOTAL, &["consumer", "reason"])?,
             disguised: names.counters(DISGUISED_FAILURES_TOTAL, &["kind"])?,
             events_skipped: names.counter(STREAM_EVENTS_SKIPPED_TOTAL)?,
@@ -197,6 +202,11 @@ impl Metrics {
         &self.buffered
     }
 
+    /// Where the bytes of request bodies that are held now are added up; shown at each scrape.
+    pub fn bodies(&self) -> &Arc<AtomicUsize> {
+        &self.bodies
+    }
+
     /// Counts an answer that a consumer had to go without. Both are names of our own.
     pub fn consumer_skipped(&self, consumer: &'static str, reason: &'static str) {
         self.consumer_skipped.with_label_values(&[consumer, reason]).inc();
@@ -221,9 +231,14 @@ impl Metrics {
     pub fn reload(&self, result: ReloadResult, at: SystemTime) {
         self.reloads.add(result, 1);
         if result == ReloadResult::Taken {
-            let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
-            self.reload_success.set(since.as_secs_f64());
+            self.reload_date(at);
         }
+    }
+
+    /// Shows when the configuration in use was taken.
+    pub fn reload_date(&self, at: SystemTime) {
+        let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or(Duration::ZERO);
+        self.reload_success.set(since.as_secs_f64());
     }
 
     /// Shows the hash of the configuration in use, and no other.
@@ -237,6 +252,8 @@ impl Metrics {
     pub fn encode(&self) -> String {
         let buffered = self.buffered.load(Ordering::Relaxed);
         self.buffered_bytes.set(i64::try_from(buffered).unwrap_or(i64::MAX));
+        let bodies = self.bodies.load(Ordering::Relaxed);
+        self.bodies_bytes.set(i64::try_from(bodies).unwrap_or(i64::MAX));
         let families = self.registry.gather();
         let mut text = String::with_capacity(TEXT_BYTES);
         if let Err(error) = TextEncoder::new().encode_utf8(&families, &mut text) {
@@ -297,6 +314,7 @@ mod tests {
         metrics.request_bytes(7);
         metrics.response_bytes(11);
         metrics.buffered().store(13, Ordering::Relaxed);
+        metrics.bodies().store(17, Ordering::Relaxed);
         metrics.consumer_skipped("usage", "too_large");
         metrics.disguised_failure("aborted");
         metrics.events_skipped(3);
@@ -311,6 +329,7 @@ mod tests {
             ("weir_request_bytes_total", 7.0),
             ("weir_response_bytes_total", 11.0),
             ("weir_buffered_bytes", 13.0),
+            ("weir_request_bodies_bytes", 17.0),
             (r#"weir_consumer_skipped_total{consumer="usage",reason="too_large"}"#, 1.0),
             (r#"weir_disguised_failures_total{kind="aborted"}"#, 1.0),
             ("weir_stream_events_skipped_total", 3.0),

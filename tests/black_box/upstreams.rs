@@ -87,7 +87,8 @@ fn a_client_that_leaves_takes_back_its_stream_over_http_2_and_no_other() {
             assert!(after < NOTICED_MAX, "{way:?}: {after:?}");
         }
         let (body, end) = stays.rest().await;
-        assert_eq!((events(&body).len(), end), (2, End::Proper));
+        let text = String::from_utf8_lossy(&body);
+        assert_eq!((events(&body).len(), end), (2, End::Proper), "{text}");
         weir.assert_at_rest().await;
     });
 }
@@ -107,7 +108,8 @@ fn a_time_limit_ends_its_own_stream_over_http_2_and_no_other() {
             frames
         })
         .await;
-        let limits = ", proxy: {timeouts: {between_bytes: 500ms}}";
+        // Over shared connections there is one limit for both, the longer of the two.
+        let limits = ", proxy: {timeouts: {first_byte: 500ms, between_bytes: 500ms}}";
         let mut weir = Weir::start(&http2(&upstream, limits)).await;
         let request = Request::post(CHAT, chat("m", true));
         let mut stays = Way::Length.open(weir.address, &request).await;
