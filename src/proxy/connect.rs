@@ -10,11 +10,10 @@
 
 use std::collections::HashMap;
 use std::future::Future;
-use std::net::Shutdown;
+use std::net::{Shutdown, SocketAddr as InetAddress};
 use std::os::fd::{AsRawFd, RawFd};
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -97,49 +96,39 @@ impl Connection {
 
 type Pending = Pin<Box<dyn Future<Output = std::io::Result<TcpStream>> + Send>>;
 
-/// The connect of one attempt. Pingora gets it as connector and as tracer of the attempt.
-pub(super) struct Connecting {
+/// Opens all connections to replicas. What is still connecting at the end of a slice waits here
+/// by its address: whoever asks for that address next goes on with it. So a request that left owes
+/// the connector one connect, which it takes back by [`Connector::abandon`].
+pub(super) struct Connector {
     connections: Arc<Connections>,
-    pending: Mutex<Option<Pending>>,
-    opened: Mutex<Option<Arc<Connection>>>,
+    pending: Mutex<HashMap<InetAddress, Vec<Pending>>>,
 }
 
-impl std::fmt::Debug for Connecting {
+impl std::fmt::Debug for Connector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Connecting")
+        f.write_str("Connector")
     }
 }
 
-impl Connecting {
-    /// A connect that has not begun.
+impl Connector {
+    /// Puts every connection it opens among these.
     pub(super) fn new(connections: &Arc<Connections>) -> Arc<Self> {
-        Arc::new(Self {
-            connections: Arc::clone(connections),
-            pending: Mutex::new(None),
-            opened: Mutex::new(None),
-        })
+        Arc::new(Self { connections: Arc::clone(connections), pending: Mutex::default() })
     }
 
-    /// The connector for Pingora.
-    pub(super) fn connector(self: &Arc<Self>) -> Arc<dyn Connect + Send + Sync> {
-        Arc::clone(self) as Arc<dyn Connect + Send + Sync>
+    /// One request less waits for a connection to this address.
+    pub(super) fn abandon(&self, address: InetAddress) {
+        drop(self.take(address));
     }
 
-    /// The tracer for Pingora: it is told when the connection is dropped.
-    pub(super) fn tracer(self: &Arc<Self>) -> Tracer {
-        Tracer(Box::new(Trace(Arc::clone(self))))
-    }
-
-    fn poll_pending(&self, cx: &mut Context<'_>) -> Poll<std::io::Result<TcpStream>> {
-        let mut slot = self.pending.lock();
-        let Some(pending) = slot.as_mut() else {
-            return Poll::Ready(Err(std::io::ErrorKind::NotConnected.into()));
-        };
-        let done = pending.as_mut().poll(cx);
-        if done.is_ready() {
-            *slot = None;
+    fn take(&self, address: InetAddress) -> Option<Pending> {
+        let mut pending = self.pending.lock();
+        let waiting = pending.get_mut(&address)?;
+        let one = waiting.pop();
+        if waiting.is_empty() {
+            pending.remove(&address);
         }
-        done
+        one
     }
 
     fn opened(&self, stream: TcpStream) -> std::io::Result<Stream> {
@@ -148,25 +137,22 @@ impl Connecting {
             handle: Mutex::new(Some(SockRef::from(&stream).try_clone()?)),
         });
         self.connections.insert(&connection);
-        *self.opened.lock() = Some(connection);
-        Ok(Stream::from(stream))
+        let mut stream = Stream::from(stream);
+        let connections = Arc::clone(&self.connections);
+        stream.tracer = Some(Tracer(Box::new(Trace { connections, connection })));
+        Ok(stream)
     }
 }
 
 #[async_trait]
-impl Connect for Connecting {
+impl Connect for Connector {
     async fn connect(&self, address: &SocketAddr) -> Result<Stream> {
-        let SocketAddr::Inet(address) = address else {
+        let SocketAddr::Inet(address) = *address else {
             return Error::e_explain(ErrorType::ConnectError, "not an internet address");
         };
-        {
-            let mut pending = self.pending.lock();
-            if pending.is_none() {
-                *pending = Some(Box::pin(TcpStream::connect(*address)));
-            }
-        }
-        let connect = std::future::poll_fn(|cx| self.poll_pending(cx));
-        match tokio::time::timeout(SLICE, connect).await {
+        let mut connect =
+            self.take(address).unwrap_or_else(|| Box::pin(TcpStream::connect(address)));
+        match tokio::time::timeout(SLICE, connect.as_mut()).await {
             Ok(Ok(stream)) => self.opened(stream).map_err(|error| {
                 Error::because(ErrorType::ConnectError, "second handle on a connection", error)
             }),
@@ -180,27 +166,31 @@ impl Connect for Connecting {
                 };
                 Err(Error::because(kind, "connect to a replica", error))
             }
-            Err(_) => Error::e_explain(STILL_CONNECTING, "the connect goes on"),
+            Err(_) => {
+                self.pending.lock().entry(address).or_default().push(connect);
+                Error::e_explain(STILL_CONNECTING, "the connect goes on")
+            }
         }
     }
 }
 
-/// Told by Pingora of the end of the connection.
-#[derive(Debug)]
-struct Trace(Arc<Connecting>);
+/// Told by Pingora of the end of a connection.
+#[derive(Clone, Debug)]
+struct Trace {
+    connections: Arc<Connections>,
+    connection: Arc<Connection>,
+}
 
 impl Tracing for Trace {
     fn on_connected(&self) {}
 
     fn on_disconnected(&self) {
-        if let Some(connection) = self.0.opened.lock().take() {
-            self.0.connections.remove(&connection);
-            *connection.handle.lock() = None;
-        }
+        self.connections.remove(&self.connection);
+        *self.connection.handle.lock() = None;
     }
 
     fn boxed_clone(&self) -> Box<dyn Tracing> {
-        Box::new(Self(Arc::clone(&self.0)))
+        Box::new(self.clone())
     }
 }
 
@@ -209,22 +199,20 @@ mod tests {
     use super::*;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    async fn open(connections: &Arc<Connections>) -> (Arc<Connecting>, Stream, TcpStream) {
+    async fn open(connections: &Arc<Connections>) -> (Stream, TcpStream) {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let connecting = Connecting::new(connections);
         let address = SocketAddr::Inet(listener.local_addr().unwrap());
-        let stream = connecting.connect(&address).await.unwrap();
+        let stream = Connector::new(connections).connect(&address).await.unwrap();
         let (accepted, _) = listener.accept().await.unwrap();
-        (connecting, stream, accepted)
+        (stream, accepted)
     }
 
     #[tokio::test]
     async fn a_dropped_connection_is_closed_at_once_and_forgotten() {
         let connections = Connections::new();
-        let (connecting, mut stream, mut accepted) = open(&connections).await;
+        let (stream, mut accepted) = open(&connections).await;
         let descriptor = stream.as_raw_fd();
         assert!(connections.get(descriptor).is_some());
-        stream.tracer = Some(connecting.tracer());
         drop(stream);
         let read = tokio::time::timeout(Duration::from_secs(5), accepted.read_u8()).await;
         assert!(read.unwrap().is_err(), "the replica must see the close");
@@ -234,7 +222,7 @@ mod tests {
     #[tokio::test]
     async fn an_ended_connection_wakes_its_reader() {
         let connections = Connections::new();
-        let (_connecting, mut stream, _accepted) = open(&connections).await;
+        let (mut stream, _accepted) = open(&connections).await;
         let connection = connections.get(stream.as_raw_fd()).unwrap();
         let reader = tokio::spawn(async move { stream.read_u8().await });
         connection.end();
@@ -245,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn what_was_not_read_yet_is_seen_and_stays() {
         let connections = Connections::new();
-        let (_connecting, mut stream, mut accepted) = open(&connections).await;
+        let (mut stream, mut accepted) = open(&connections).await;
         let connection = connections.get(stream.as_raw_fd()).unwrap();
         assert!(!connection.has_unread());
         accepted.write_all(b"x").await.unwrap();
@@ -257,6 +245,32 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_connect_that_takes_long_goes_on_and_can_be_abandoned() {
+        // A listener that accepts nothing: once its queue is full, connects get no answer.
+        let socket = Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&InetAddress::from(([127, 0, 0, 1], 0)).into()).unwrap();
+        socket.listen(0).unwrap();
+        let address = socket.local_addr().unwrap().as_socket().unwrap();
+        let connector = Connector::new(&Connections::new());
+        let waiting = || connector.pending.lock().get(&address).map_or(0, Vec::len);
+        let mut opened = Vec::new();
+        let mut slices = 0;
+        while slices < 3 {
+            match connector.connect(&SocketAddr::Inet(address)).await {
+                Ok(stream) => opened.push(stream),
+                Err(error) => {
+                    assert_eq!(error.etype(), &STILL_CONNECTING);
+                    assert_eq!(waiting(), 1, "one connect goes on, whatever the slices");
+                    slices += 1;
+                }
+            }
+            assert!(opened.len() < 100, "the queue never got full");
+        }
+        connector.abandon(address);
+        assert_eq!(waiting(), 0);
+    }
+
+    #[tokio::test]
     async fn a_refused_connect_says_so() {
         let connections = Connections::new();
         let address = {
@@ -264,7 +278,7 @@ mod tests {
             listener.local_addr().unwrap()
         };
         let error =
-            Connecting::new(&connections).connect(&SocketAddr::Inet(address)).await.unwrap_err();
+            Connector::new(&connections).connect(&SocketAddr::Inet(address)).await.unwrap_err();
         assert_eq!(error.etype(), &ErrorType::ConnectRefused);
     }
 }

@@ -10,7 +10,7 @@ use pingora::{Error, ErrorType};
 use smallvec::SmallVec;
 
 use super::body::Room;
-use super::connect::Connecting;
+use super::connect::Connector;
 use super::refusal::{ErrorShape, Refusal};
 use super::state::{Shared, State};
 use super::watchdog::Watched;
@@ -108,7 +108,8 @@ pub(super) struct Times {
 /// One try at one replica.
 pub(super) struct Attempt {
     pub(super) lease: Lease,
-    pub(super) connecting: Arc<Connecting>,
+    pub(super) connector: Arc<Connector>,
+    /// A connect is under way, and goes on.
     pub(super) connecting_still: bool,
     pub(super) began: Instant,
     /// The outcome was told to the breaker and counted.
@@ -116,8 +117,16 @@ pub(super) struct Attempt {
 }
 
 impl Attempt {
-    pub(super) fn new(lease: Lease, connecting: Arc<Connecting>, now: Instant) -> Self {
-        Self { lease, connecting, connecting_still: false, began: now, reported: false }
+    pub(super) fn new(lease: Lease, connector: Arc<Connector>, now: Instant) -> Self {
+        Self { lease, connector, connecting_still: false, began: now, reported: false }
+    }
+}
+
+impl Drop for Attempt {
+    fn drop(&mut self) {
+        if self.connecting_still {
+            self.connector.abandon(self.lease.address());
+        }
     }
 }
 

@@ -31,9 +31,8 @@ impl Gateway {
         let now = clock::now();
         let limit = context.state.options.timeouts.connect;
         if let Some(attempt) = context.attempt.as_mut() {
-            let in_time = now.saturating_duration_since(attempt.began) < limit;
-            if error.etype() == &STILL_CONNECTING && in_time {
-                attempt.connecting_still = true;
+            attempt.connecting_still = error.etype() == &STILL_CONNECTING;
+            if attempt.connecting_still && now.saturating_duration_since(attempt.began) < limit {
                 error.set_retry(true);
                 return error;
             }

@@ -304,12 +304,12 @@ fn request_id(head: &RequestHeader) -> String {
 /// 32 hexadecimal digits.
 fn random_id(number: u128) -> String {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    number
-        .to_be_bytes()
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 15])
-        .map(|digit| char::from(DIGITS[usize::from(digit)]))
-        .collect()
+    let mut text = String::with_capacity(32);
+    for byte in number.to_be_bytes() {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
 }
 
 #[cfg(test)]

@@ -26,6 +26,7 @@ use arc_swap::ArcSwap;
 use async_trait::async_trait;
 use bytes::Bytes;
 use pingora::http::{RequestHeader, ResponseHeader};
+use pingora::modules::http::HttpModules;
 use pingora::protocols::Digest;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, Result};
@@ -83,6 +84,9 @@ impl ProxyHttp for Door {
     fn new_ctx(&self) -> Box<RequestContext> {
         Box::new(RequestContext::new(self.0.state(), &self.0.shared, clock::now()))
     }
+
+    // Pingora's own module would look at every answer, to compress it. Answers stay as they are.
+    fn init_downstream_modules(&self, _: &mut HttpModules) {}
 
     async fn early_request_filter(
         &self,

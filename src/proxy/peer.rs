@@ -1,8 +1,10 @@
 //! Which replica gets the next attempt, and how to connect to it.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
+use pingora::connectors::l4::Connect;
 use pingora::protocols::l4::ext::TcpKeepalive;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType, Result};
@@ -12,7 +14,6 @@ use tokio::net::TcpStream;
 use tracing::debug;
 
 use super::Gateway;
-use super::connect::Connecting;
 use super::context::{Attempt, RequestContext};
 use super::outbound::is_http1_only;
 use super::refusal::Refusal;
@@ -83,12 +84,12 @@ impl Gateway {
             return Err(context.refuse(Refusal::NoReplica { retry_after: RETRY_AFTER }));
         };
         debug!(replica = %lease.id(), cost = choice.cost, "replica chosen");
-        let connecting = Connecting::new(&self.shared.connections);
         context.attempts += 1;
         context.times.chosen = Some(now);
         context.phase = Phase::Connecting;
         context.replica = Some(lease.id().clone());
-        context.attempt = Some(Attempt::new(lease, connecting, now));
+        let connector = Arc::clone(&self.shared.connector);
+        context.attempt = Some(Attempt::new(lease, connector, now));
         Ok(())
     }
 
@@ -105,8 +106,7 @@ impl Gateway {
         options.write_timeout = Some(timeouts.send);
         options.idle_timeout = Some(timeouts.replica_idle);
         options.tcp_keepalive = Some(keepalive());
-        options.custom_l4 = Some(attempt.connecting.connector());
-        options.tracer = Some(attempt.connecting.tracer());
+        options.custom_l4 = Some(Arc::clone(&attempt.connector) as Arc<dyn Connect + Send + Sync>);
         if !is_http1_only(&peer) {
             // The watchdog cannot end one stream of a shared connection: Pingora's own limit,
             // the same for the head and for every gap, has to do.

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use http::HeaderName;
 
-use super::connect::Connections;
+use super::connect::{Connections, Connector};
 use super::options::Options;
 use super::retry::Budget;
 use super::watchdog::Watchdog;
@@ -51,6 +51,7 @@ pub struct Shared {
     pub access_log: AccessLog,
     pub(super) watchdog: Arc<Watchdog>,
     pub(super) connections: Arc<Connections>,
+    pub(super) connector: Arc<Connector>,
     /// Requests under way.
     pub(super) under_way: AtomicU64,
     draining: AtomicBool,
@@ -59,11 +60,13 @@ pub struct Shared {
 impl Shared {
     /// At the start of the process.
     pub fn new(metrics: Arc<Metrics>, access_log: AccessLog) -> Arc<Self> {
+        let connections = Connections::new();
         Arc::new(Self {
             metrics,
             access_log,
             watchdog: Watchdog::new(),
-            connections: Connections::new(),
+            connector: Connector::new(&connections),
+            connections,
             under_way: AtomicU64::new(0),
             draining: AtomicBool::new(false),
         })

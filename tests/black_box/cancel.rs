@@ -55,6 +55,33 @@ fn a_client_that_leaves_while_the_connection_is_made_is_noticed() {
 }
 
 #[test]
+fn a_client_that_leaves_while_an_engine_does_not_shake_hands_is_noticed() {
+    run(async {
+        // The system takes the connection; nobody ever speaks TLS on it.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let sections = format!(
+            "{{fleet: {{probe: {{every: 0s}}, replicas: [{{id: r0, url: 'https://{}', models: [m],
+                tls: {{verify: false}}}}]}}, proxy: {{timeouts: {{connect: 30s}}}}}}",
+            silent.local_addr().unwrap()
+        );
+        let mut weir = Weir::start(&sections).await;
+        for (number, way) in Way::PROTOCOLS.into_iter().enumerate() {
+            let open = way.open(weir.address, &Request::post(CHAT, chat("m", true))).await;
+            until("the request is at the replica", async || {
+                (weir.replica("r0").await?["in_flight"] == 1).then_some(())
+            })
+            .await;
+            tokio::time::sleep(Duration::from_millis(100)).await;
+            let left = Instant::now();
+            open.leave().await;
+            counted(&weir, "connecting", number as f64 + 1.0).await;
+            assert!(left.elapsed() < NOTICED_MAX, "{way:?}: {:?}", left.elapsed());
+        }
+        nobody_is_blamed(&mut weir).await;
+    });
+}
+
+#[test]
 fn a_client_that_leaves_while_the_engine_is_silent_is_noticed() {
     run(async {
         let upstream = Upstream::start("m", |_| vec![Act::Stall]).await;

@@ -263,6 +263,25 @@ fn the_engine_is_told_who_the_client_is() {
 }
 
 #[test]
+fn every_address_on_the_way_is_told_on() {
+    run(async {
+        let upstream = echo().await;
+        let weir = Weir::start(&fleet_of(&[&upstream], "")).await;
+        let request = Request::post(CHAT, BODY)
+            .header("X-Forwarded-For", "9.9.9.9, 8.8.8.8")
+            .header("X-Forwarded-Proto", "https")
+            .header("X-Forwarded-Host", "outer.test")
+            .header("X-Forwarded-For", "7.7.7.7");
+        request.send(weir.address).await.expect(200);
+        let headers = upstream.only().headers;
+        let told = headers.all("x-forwarded-for").join(", ");
+        assert_eq!(told, "9.9.9.9, 8.8.8.8, 7.7.7.7, 127.0.0.1");
+        assert_eq!(headers.all("x-forwarded-proto"), ["https"]);
+        assert_eq!(headers.all("x-forwarded-host"), ["outer.test"]);
+    });
+}
+
+#[test]
 fn a_client_that_is_not_trusted_cannot_claim_another_address() {
     run(async {
         let upstream = echo().await;

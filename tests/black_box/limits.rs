@@ -2,8 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
 use crate::kit::{
-    Act, End, Request, Upstream, Way, Weir, answer_with, chat, fleet_of, json, run, sse, sse_head,
+    Act, End, Request, Upstream, Way, Weir, answer_with, chat, fleet_of, json, run, soon, sse,
+    sse_head,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -22,8 +26,9 @@ fn a_limit_on_the_whole_request_holds_though_bytes_flow() {
         .await;
         let limits = "{proxy: {timeouts: {total: 700ms}}}";
         let mut weir = Weir::start(&fleet_of(&[&upstream], limits)).await;
-        for (number, way) in Way::PROTOCOLS.into_iter().enumerate() {
-            let began = Instant::now();
+        // As often as would eject an engine that fails: the limit is not its fault.
+        for number in 0..4 {
+            let (began, way) = (Instant::now(), Way::PROTOCOLS[number % 2]);
             let reply = way.send(weir.address, &Request::post(CHAT, chat("m", true))).await;
             let took = began.elapsed();
             assert!((Duration::from_millis(600)..Duration::from_secs(3)).contains(&took));
@@ -33,6 +38,68 @@ fn a_limit_on_the_whole_request_holds_though_bytes_flow() {
             assert_eq!(events.last().unwrap().json()["error"]["code"], 504);
             upstream.left(number).await;
         }
+        assert_eq!(weir.replica("r0").await.unwrap()["state"], "up");
+        weir.assert_at_rest().await;
+    });
+}
+
+#[test]
+fn a_head_that_comes_in_drops_ends_at_its_limit() {
+    run(async {
+        let upstream = Upstream::start("m", |_| json("{}")).await;
+        let limits = "{proxy: {timeouts: {request_head: 1s}}}";
+        let weir = Weir::start(&fleet_of(&[&upstream], limits)).await;
+        let stream = TcpStream::connect(weir.address).await.unwrap();
+        let (mut reader, mut writer) = stream.into_split();
+        let begin = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nX-Drop: ";
+        writer.write_all(begin).await.unwrap();
+        let began = Instant::now();
+        let drops = tokio::spawn(async move {
+            while writer.write_all(b"x").await.is_ok() {
+                tokio::time::sleep(Duration::from_millis(200)).await;
+            }
+        });
+        let mut last = Vec::new();
+        let _ = soon("the end of the connection", reader.read_to_end(&mut last)).await;
+        assert!(last.is_empty() || last.starts_with(b"HTTP/1.1 408"), "{last:?}");
+        drops.abort();
+        assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+        assert_eq!(upstream.count(), 0);
+    });
+}
+
+#[test]
+fn all_bodies_together_have_a_limit() {
+    run(async {
+        let upstream = Upstream::start("m", |seen| match seen.text().contains("wait") {
+            true => vec![Act::Stall],
+            false => json("{}"),
+        })
+        .await;
+        let limits = "{request: {bodies_bytes_max: 5MiB, body_bytes_max: 4MiB}}";
+        let mut weir = Weir::start(&fleet_of(&[&upstream], limits)).await;
+        let body = |word: &str| {
+            format!(r#"{{"model":"m","word":"{word}","pad":"{}"}}"#, "x".repeat(2 << 20))
+        };
+        let mut held = Vec::new();
+        for way in Way::PROTOCOLS {
+            held.push(way.open(weir.address, &Request::post(CHAT, body("wait"))).await);
+        }
+        upstream.wait_for(2).await;
+        let kept = weir.metrics().await.sum("weir_request_bodies_bytes", &[]);
+        assert!((4_194_304.0..5_242_880.0).contains(&kept), "{kept}");
+        for way in Way::ALL {
+            let way = if way == Way::Chunked(7) { Way::Chunked(100_000) } else { way };
+            let reply = way.send(weir.address, &Request::post(CHAT, body("go"))).await;
+            assert!(reply.headers.has("retry-after"), "{reply:?}");
+            reply.expect_refusal(503);
+        }
+        weir.chat("m", false).await.expect(200);
+        for open in held {
+            open.leave().await;
+        }
+        weir.assert_at_rest().await;
+        weir.post(CHAT, body("go")).await.expect(200);
         weir.assert_at_rest().await;
     });
 }

@@ -179,7 +179,7 @@ fn an_upload_that_is_refused_is_not_asked_to_go_on() {
 }
 
 #[test]
-fn head_and_options_are_answered_sensibly() {
+fn methods_that_a_path_does_not_take_are_told_which_it_takes() {
     run(async {
         let upstream = echo().await;
         let weir = Weir::start(&fleet_of(&[&upstream], "")).await;
@@ -191,7 +191,7 @@ fn head_and_options_are_answered_sensibly() {
             assert_eq!(head.body, b"");
         }
         assert_eq!(raw.send(&Request::new("HEAD", "/v1/models/no")).await.status, 404);
-        for (method, path) in [("OPTIONS", CHAT), ("GET", CHAT), ("DELETE", "/v1/models")] {
+        for (method, path) in [("PUT", CHAT), ("GET", CHAT), ("DELETE", "/v1/models")] {
             let reply = Request::new(method, path).send(weir.address).await;
             assert_eq!(reply.status, 405, "{method} {path}");
             let allowed = reply.headers.one("allow").unwrap();
@@ -200,6 +200,39 @@ fn head_and_options_are_answered_sensibly() {
             reply.expect_refusal(405);
         }
         assert_eq!(upstream.count(), 0, "none of these is work for an engine");
+    });
+}
+
+#[test]
+fn a_browser_that_asks_first_is_answered_by_the_engine() {
+    run(async {
+        let upstream = Upstream::start("m", |seen| {
+            assert_eq!(seen.method, "OPTIONS");
+            let headers = [
+                ("access-control-allow-origin", "https://app.test"),
+                ("access-control-allow-methods", "POST"),
+                ("access-control-allow-headers", "authorization"),
+            ];
+            answer_with(200, &headers, b"OK")
+        })
+        .await;
+        let weir = Weir::start(&fleet_of(&[&upstream], "")).await;
+        for way in Way::PROTOCOLS {
+            let request = Request::new("OPTIONS", CHAT)
+                .header("Origin", "https://app.test")
+                .header("Access-Control-Request-Method", "POST")
+                .header("Access-Control-Request-Headers", "authorization");
+            let reply = way.send(weir.address, &request).await.expect(200);
+            let allowed = reply.headers.one("access-control-allow-origin");
+            assert_eq!(allowed.as_deref(), Some("https://app.test"));
+        }
+        let seen = upstream.seen();
+        assert_eq!(seen[0].headers.one("origin").as_deref(), Some("https://app.test"));
+        for path in ["/sleep", "/v1/load_lora_adapter", "/no/such/path"] {
+            let reply = Request::new("OPTIONS", path).send(weir.address).await;
+            reply.expect_refusal(404);
+        }
+        assert_eq!(upstream.count(), 2);
     });
 }
 

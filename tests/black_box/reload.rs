@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::kit::{
-    Act, End, Request, Upstream, Way, Weir, fleet_of, json, run, sse, sse_head, until,
+    Act, Certificate, End, Raw, Request, Upstream, Way, Weir, connect_tls, fleet_of, free_address,
+    json, run, sse, sse_head, try_connect_tls, until,
 };
 
 const CHAT: &str = "/v1/chat/completions";
@@ -284,6 +285,33 @@ fn a_key_in_a_file_is_read_again_when_it_changes() {
         assert_eq!(sent().await, "Bearer k-old");
         std::fs::write(&path, "k-new\n").unwrap();
         until("the new key is used", async || (sent().await == "Bearer k-new").then_some(())).await;
+    });
+}
+
+#[test]
+fn a_renewed_certificate_is_shown_without_a_restart() {
+    run(async {
+        let upstream = echo().await;
+        let folder = tempfile::tempdir().unwrap();
+        let old = Certificate::write(folder.path(), "door", &["localhost"]);
+        let (plain, tls) = (free_address(), free_address());
+        let listen = format!(
+            "{{listen: [{{address: '{plain}'}}, {{address: '{tls}', tls: {{certificate: '{}',
+               key: '{}'}}}}]}}",
+            old.certificate.display(),
+            old.key.display()
+        );
+        let sections = fleet_of(&[&upstream], &listen);
+        let path = folder.path().to_owned();
+        let mut weir = Weir::start_live_in(folder, &sections, plain).await;
+        weir.ready().await;
+        let (stream, _) = connect_tls(tls, &old, &[]).await;
+        let mut kept = Raw::over(stream);
+        kept.send(&Request::get("/health")).await.expect(200);
+        let new = Certificate::write(&path, "door", &["localhost"]);
+        until("the new certificate is shown", async || try_connect_tls(tls, &new).await).await;
+        assert!(try_connect_tls(tls, &old).await.is_none(), "the old one is shown no more");
+        kept.send(&Request::post(CHAT, r#"{"model":"m"}"#)).await.expect(200);
     });
 }
 

@@ -39,7 +39,8 @@ impl Metrics {
     /// How many requests and leases have not ended, and how many bytes are kept.
     pub fn unfinished(&self) -> Vec<(String, f64)> {
         let gauges = self.series.iter().filter(|(name, _, value)| {
-            *value != 0.0 && (name.contains("in_flight") || name == "weir_buffered_bytes")
+            let kept = ["weir_buffered_bytes", "weir_request_bodies_bytes"];
+            *value != 0.0 && (name.contains("in_flight") || kept.contains(&name.as_str()))
         });
         gauges.map(|(name, labels, value)| (format!("{name}{labels:?}"), *value)).collect()
     }

@@ -25,7 +25,7 @@ pub use http1::{Raw, Request};
 pub use http2::Http2;
 pub use http2_upstream::{Frame, Http2Upstream};
 pub use reply::{End, Reply, events};
-pub use tls::{Certificate, connect as connect_tls};
+pub use tls::{Certificate, connect as connect_tls, try_connect as try_connect_tls};
 pub use upstream::{Act, Framing, Seen, Upstream, answer, answer_with, json, sse, sse_head};
 pub use ways::Way;
 pub use weir::Weir;

@@ -78,14 +78,27 @@ pub async fn connect(
     trusted: &Certificate,
     protocols: &[&str],
 ) -> (ClientTlsStream<TcpStream>, Option<String>) {
+    let stream = shake_hands(address, trusted, protocols).await.unwrap();
+    let agreed = stream.get_ref().1.alpn_protocol();
+    let agreed = agreed.map(|name| String::from_utf8_lossy(name).into_owned());
+    (stream, agreed)
+}
+
+/// Whether a client that trusts this certificate alone can connect.
+pub async fn try_connect(address: SocketAddr, trusted: &Certificate) -> Option<()> {
+    shake_hands(address, trusted, &[]).await.ok().map(|_| ())
+}
+
+async fn shake_hands(
+    address: SocketAddr,
+    trusted: &Certificate,
+    protocols: &[&str],
+) -> std::io::Result<ClientTlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.der.clone()).unwrap();
     let mut config = ClientConfig::builder().with_root_certificates(roots).with_no_client_auth();
     config.alpn_protocols = protocols.iter().map(|name| name.as_bytes().to_vec()).collect();
-    let stream = TcpStream::connect(address).await.unwrap();
+    let stream = TcpStream::connect(address).await?;
     let name = ServerName::try_from("localhost").unwrap();
-    let stream = TlsConnector::from(Arc::new(config)).connect(name, stream).await.unwrap();
-    let agreed = stream.get_ref().1.alpn_protocol();
-    let agreed = agreed.map(|name| String::from_utf8_lossy(name).into_owned());
-    (stream, agreed)
+    TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
