@@ -18,7 +18,7 @@ use crate::fleet::{Lease, Pool};
 use crate::names::{ModelName, ReplicaId, RequestId};
 use crate::request::{Api, Wire};
 use crate::response::{Shape, Tap};
-use crate::telemetry::{InFlight, Phase};
+use crate::telemetry::{InFlight, Phase, ReplicaMetrics};
 
 /// One request, from its head to its last byte.
 pub struct RequestContext {
@@ -44,6 +44,8 @@ pub struct RequestContext {
     pub(super) doubt: Option<SocketAddr>,
     /// The replica of the last attempt.
     pub(super) replica: Option<ReplicaId>,
+    /// Where the answer that goes to the client is counted; outlives the attempt.
+    pub(super) series: Option<Arc<ReplicaMetrics>>,
     pub(super) refusal: Option<Refusal>,
     pub(super) answer: Answer,
     pub(super) tap: Tap,
@@ -86,6 +88,11 @@ impl Answer {
     /// over.
     pub(super) fn is_cut(&self) -> bool {
         self.is_readable_stream() && self.unframed && !self.end_said
+    }
+
+    /// A stream said that it is over, and so the client has all of it.
+    pub(super) fn has_ended(&self) -> bool {
+        self.is_readable_stream() && self.end_said
     }
 
     /// The answer is a stream of tokens that is read as it passes.
@@ -149,6 +156,7 @@ impl RequestContext {
             tried: SmallVec::new(),
             doubt: None,
             replica: None,
+            series: None,
             refusal: None,
             answer: Answer::default(),
             tap: Tap::default(),
@@ -175,6 +183,7 @@ impl RequestContext {
     pub(super) fn error_shape(&self) -> ErrorShape {
         match self.api {
             Some(api) if api.speaks_anthropic() => ErrorShape::Anthropic,
+            Some(api) if api.wire == Wire::Responses => ErrorShape::Responses,
             _ => ErrorShape::OpenAi,
         }
     }

@@ -68,7 +68,9 @@ impl Gateway {
             return error;
         }
         if is_client_gone(&error) {
-            self.report(context, Outcome::ClientLeft, now);
+            let ended = context.answer.has_ended();
+            let outcome = if ended { Outcome::Answered } else { Outcome::ClientLeft };
+            self.report(context, outcome, now);
             self.give_up_attempt(context);
             return error;
         }

@@ -66,8 +66,7 @@ impl Gateway {
         if let Some(phase) = exchange.ending.phase() {
             metrics.cancel(phase);
         }
-        if let Some(attempt) = &context.attempt {
-            let series = attempt.lease.metrics();
+        if let Some(series) = &context.series {
             if let Some(first) = exchange.timings.first_byte {
                 series.first_byte(first);
             }

@@ -220,7 +220,7 @@ impl Refusal {
     pub fn body(&self, shape: ErrorShape) -> Bytes {
         let facts = self.facts();
         let value = match shape {
-            ErrorShape::OpenAi => json!({"error": {
+            ErrorShape::OpenAi | ErrorShape::Responses => json!({"error": {
                 "message": facts.message,
                 "type": facts.kind,
                 "param": facts.param,
@@ -285,6 +285,8 @@ pub enum ErrorShape {
     OpenAi,
     /// `{"type": "error", "error": {...}}`
     Anthropic,
+    /// OpenAI's; in a stream an event of the type `error`.
+    Responses,
 }
 
 /// Source: Anthropic API reference, "Errors".
@@ -333,6 +335,17 @@ pub(super) fn broken_stream_event(shape: ErrorShape, timed_out: bool) -> Bytes {
             }});
             format!("\n\ndata: {error}\n\n")
         }
+        // Source: OpenAI API reference, "Streaming events" of Responses. The SDKs look for the
+        // inner object first.
+        ErrorShape::Responses => {
+            let kind = refusal.facts().kind;
+            let error = json!({
+                "type": "error", "code": status.to_string(), "message": message, "param": null,
+                "sequence_number": 0,
+                "error": {"message": message, "type": kind, "param": null, "code": status},
+            });
+            format!("\n\nevent: error\ndata: {error}\n\n")
+        }
         ErrorShape::Anthropic => {
             let error = json!({
                 "type": "error", "error": {"type": anthropic_kind(status), "message": message},
@@ -372,7 +385,7 @@ mod tests {
 
     #[test]
     fn the_broken_stream_event_never_looks_like_a_finish() {
-        for shape in [ErrorShape::OpenAi, ErrorShape::Anthropic] {
+        for shape in [ErrorShape::OpenAi, ErrorShape::Anthropic, ErrorShape::Responses] {
             let event = broken_stream_event(shape, false);
             let text = std::str::from_utf8(&event).unwrap();
             assert!(text.starts_with("\n\n") && text.ends_with("\n\n"));

@@ -1,6 +1,7 @@
 //! What came back, on its way to the client. The chunks of an answer go through
 //! [`Gateway::pass_body`]: if somebody needs them, they are shown to the tap; nothing else is kept.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -100,6 +101,7 @@ impl Gateway {
         }
         context.body = None;
         context.room = None;
+        context.series = context.attempt.as_ref().map(|one| Arc::clone(one.lease.metrics()));
         if !upgraded {
             strip_connection_headers(response);
         }
