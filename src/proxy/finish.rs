@@ -161,6 +161,10 @@ fn how_it_ended(
         (None, None) if finished.disguise.is_some() => Ending::EngineBroke,
         (None, None) => Ending::Complete,
         (None, Some(_)) if timed_out => Ending::TimedOut,
+        // Many clients close at the last event and do not wait for the end of the body.
+        (None, Some(error)) if is_client_gone(error) && context.answer.has_ended() => {
+            if finished.disguise.is_some() { Ending::EngineBroke } else { Ending::Complete }
+        }
         (None, Some(error)) if is_client_gone(error) => Ending::ClientLeft { phase: context.phase },
         (None, Some(_)) if is_committed(session) => Ending::EngineBroke,
         (None, Some(_)) => Ending::Failed,
