@@ -55,6 +55,8 @@ pub(super) struct Answer {
 pub(super) enum Stage {
     /// No connection.
     Connect,
+    /// The same, because nobody listens there.
+    Refused,
     /// A connection, and no whole answer on it.
     Answer,
     /// Time ran out while connecting.
@@ -84,7 +86,7 @@ impl Client {
         let connecting = self.connector.get_http_session(&query.peer);
         let session = match tokio::time::timeout_at(deadline, connecting).await {
             Ok(Ok((session, _))) => session,
-            Ok(Err(error)) => return Err(Silence::of(Stage::Connect, &error)),
+            Ok(Err(error)) => return Err(Silence::of(Stage::connecting(&error), &error)),
             Err(_) => return Err(Silence::late(Stage::ConnectTime, query.timeout)),
         };
         match tokio::time::timeout_at(deadline, exchange(session, &query)).await {
@@ -96,9 +98,14 @@ impl Client {
 }
 
 impl Stage {
+    fn connecting(error: &Error) -> Self {
+        let refused = error.etype() == &ErrorType::ConnectRefused;
+        if refused { Self::Refused } else { Self::Connect }
+    }
+
     /// Whether there was no connection.
     pub(super) fn is_connecting(self) -> bool {
-        matches!(self, Self::Connect | Self::ConnectTime)
+        matches!(self, Self::Connect | Self::Refused | Self::ConnectTime)
     }
 }
 

@@ -17,6 +17,8 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const DOUBLINGS_MAX: u32 = 16;
 /// Shortest time between probes.
 const EVERY_MIN: Duration = Duration::from_millis(50);
+/// Refused probes in a row, at least, that make a replica count as gone: it may be starting anew.
+const REFUSALS_MIN: u32 = 2;
 /// Longest of all times here.
 const EVERY_MAX: Duration = Duration::from_secs(3_600);
 
@@ -138,8 +140,10 @@ pub enum Probe {
     Good,
     /// Another status.
     Status(u16),
-    /// The connection was refused, or there is no way to the address.
+    /// Nobody listens at the address.
     Refused,
+    /// No connection was made for another reason: there is no way to the address, or no trust.
+    Unreachable,
     /// The connection was made, but died or brought something else than an answer.
     Broken,
     /// No connection or no answer in time.
@@ -152,6 +156,7 @@ impl fmt::Display for Probe {
             Self::Good => f.write_str("probe was good"),
             Self::Status(status) => write!(f, "probe was answered {status}"),
             Self::Refused => f.write_str("connection refused"),
+            Self::Unreachable => f.write_str("no connection"),
             Self::Broken => f.write_str("probe was cut off"),
             Self::TimedOut => f.write_str("probe timed out"),
         }
@@ -201,13 +206,23 @@ pub struct Health {
     /// Probes that failed since a good one, or since the verdict was reached.
     failures: u32,
     down_since: Option<Instant>,
+    /// When the present row of refused probes began, and its length.
+    refused: Option<(Instant, u32)>,
 }
 
 impl Health {
     /// Of a replica that was never probed.
     pub fn new(options: ProbeOptions) -> Self {
         let verdict = if options.is_on() { Verdict::Unknown } else { Verdict::Up };
-        Self { options, verdict, last: None, successes: 0, failures: 0, down_since: None }
+        Self {
+            options,
+            verdict,
+            last: None,
+            successes: 0,
+            failures: 0,
+            down_since: None,
+            refused: None,
+        }
     }
 
     /// Whether it can serve.
@@ -226,8 +241,25 @@ impl Health {
         }
     }
 
+    /// Since when nobody listens there, once that is sure. Whoever has heard nothing from it since
+    /// before will hear nothing more.
+    pub fn gone_since(&self) -> Option<Instant> {
+        let (since, row) = self.refused?;
+        let sure = self.options.failures_max.max(REFUSALS_MIN) <= row;
+        (sure && self.verdict == Verdict::Down).then_some(since)
+    }
+
+    /// Traffic found that somebody listens there.
+    pub fn reached(&mut self) {
+        self.refused = None;
+    }
+
     /// A probe ended. `heard` is when bytes of an answer last came from the replica.
     pub fn record(&mut self, probe: Probe, heard: Option<Instant>, now: Instant) -> Option<Change> {
+        self.refused = (probe == Probe::Refused).then(|| {
+            let (since, row) = self.refused.unwrap_or((now, 0));
+            (since, row.saturating_add(1))
+        });
         if probe == Probe::Good {
             return self.succeeded(now);
         }
@@ -292,7 +324,8 @@ mod tests {
     use super::*;
     use crate::clock;
 
-    const BAD: [Probe; 4] = [Probe::Status(503), Probe::Refused, Probe::Broken, Probe::TimedOut];
+    const BAD: [Probe; 5] =
+        [Probe::Status(503), Probe::Refused, Probe::Unreachable, Probe::Broken, Probe::TimedOut];
 
     fn health() -> Health {
         Health::new(ProbeOptions::default())
@@ -368,6 +401,38 @@ mod tests {
             Change::CameUp { down_for: Some(Duration::from_secs(600)), failures: 597 },
         ];
         assert_eq!(changes, expected);
+    }
+
+    #[test]
+    fn a_replica_is_gone_since_the_first_of_a_row_of_refusals_that_took_it_down() {
+        let start = clock::now();
+        let second = |number| start + Duration::from_secs(number);
+        let mut health = up(start);
+        health.record(Probe::TimedOut, None, second(1));
+        for number in 2..5 {
+            assert_eq!(health.gone_since(), None);
+            health.record(Probe::Refused, None, second(number));
+        }
+        assert_eq!(health.gone_since(), Some(second(2)));
+        health.record(Probe::Refused, None, second(5));
+        assert_eq!(health.gone_since(), Some(second(2)));
+        health.reached();
+        health.record(Probe::Refused, None, second(6));
+        assert_eq!(health.gone_since(), None, "somebody was there in between");
+    }
+
+    #[test]
+    fn a_replica_that_fails_in_another_way_is_not_gone() {
+        let now = clock::now();
+        for probe in BAD.into_iter().filter(|probe| *probe != Probe::Refused) {
+            let mut health = up(now);
+            for _ in 0..9 {
+                health.record(probe, None, now);
+            }
+            assert_eq!((health.verdict(), health.gone_since()), (Verdict::Down, None));
+            health.record(Probe::Refused, None, now);
+            assert_eq!(health.gone_since(), None, "one refusal may be a restart");
+        }
     }
 
     #[test]

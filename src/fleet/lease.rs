@@ -60,9 +60,11 @@ impl Lease {
         &self.series
     }
 
-    /// Notes how long the connection to it took to make.
+    /// A new connection to it stands, and took so long to make.
     pub fn connected(&self, took: std::time::Duration) {
-        self.replica.state().series().connected(took);
+        let state = self.replica.state();
+        state.reached();
+        state.series().connected(took);
     }
 
     /// Bytes came from the replica just now. One atomic store: may be called for every chunk.

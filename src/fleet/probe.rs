@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, info, warn};
 
 use super::client::{Client, Query, Silence, Stage};
-use super::health::{Change, Probe, ProbeOptions, Verdict};
+use super::health::{Change, Probe, ProbeOptions};
 use super::replica::Replica;
 use crate::clock;
 use crate::telemetry::ProbeResult;
@@ -17,7 +17,8 @@ const BODY_BYTES_MAX: usize = 64 * 1024;
 /// A replica without an address is looked at again after this time.
 const NOWHERE: Duration = Duration::from_millis(100);
 
-/// Asked of a replica that was put to sleep, to notice when somebody wakes it.
+/// Asked beside each good probe: an engine that was put to sleep is well, and answers no request.
+/// vLLM knows the question in its development mode only.
 const SLEEPING_PATH: &str = "/is_sleeping";
 
 /// What the last probe brought.
@@ -34,7 +35,8 @@ pub(super) struct LastProbe {
 pub(super) async fn watch(replica: &Replica, options: &ProbeOptions, client: &Client) {
     let state = replica.state();
     if !options.is_on() {
-        if !state.serving() {
+        let woke = state.set_asleep(false);
+        if woke || !state.serving() {
             came_up(replica, clock::now());
         }
         return;
@@ -47,13 +49,17 @@ pub(super) async fn watch(replica: &Replica, options: &ProbeOptions, client: &Cl
             continue;
         }
         let last = ask(replica, options, client).await;
+        let good = last.probe == Probe::Good;
         note(replica, last);
-        if state.asleep() {
-            look_for_waking(replica, options, client).await;
-        }
         let pause = state.health().next_delay(fastrand::u64(..));
         state.set_probe_due(clock::now() + pause);
-        tokio::time::sleep(pause).await;
+        let asked = async {
+            if good && !state.sleepless() {
+                // Within the pause, so that no probe waits for it.
+                let _ = tokio::time::timeout(pause, look_for_sleep(replica, options, client)).await;
+            }
+        };
+        tokio::join!(tokio::time::sleep(pause), asked);
     }
 }
 
@@ -66,7 +72,8 @@ async fn ask(replica: &Replica, options: &ProbeOptions, client: &Client) -> Last
         Ok((status, _)) => (Probe::Status(status), None),
         Err(silence) => {
             let probe = match silence.stage {
-                Stage::Connect => Probe::Refused,
+                Stage::Refused => Probe::Refused,
+                Stage::Connect => Probe::Unreachable,
                 Stage::Answer => Probe::Broken,
                 Stage::ConnectTime | Stage::AnswerTime => Probe::TimedOut,
             };
@@ -110,13 +117,13 @@ fn note(replica: &Replica, last: LastProbe) {
     state.series().probe(match last.probe {
         Probe::Good => ProbeResult::Good,
         Probe::Status(_) => ProbeResult::Bad,
-        Probe::Refused | Probe::Broken => ProbeResult::Unreachable,
+        Probe::Refused | Probe::Unreachable | Probe::Broken => ProbeResult::Unreachable,
         Probe::TimedOut => ProbeResult::TimedOut,
     });
     let (id, now) = (replica.id(), last.ended);
     debug!(replica = %id, result = last.text, "replica probed");
     let text = last.text.clone();
-    let change = state.health().record(last.probe, state.heard_at(), now);
+    let change = state.probed(last.probe, now);
     state.set_last_probe(last);
     match change {
         Some(Change::CameUp { down_for, failures }) => {
@@ -139,30 +146,38 @@ fn note(replica: &Replica, last: LastProbe) {
 fn came_up(replica: &Replica, now: Instant) {
     let state = replica.state();
     state.admit();
+    state.set_sleepless(false);
     state.set_serving(true, now);
     state.series().went_up();
     state.learn.notify_one();
     replica.wake().wake();
 }
 
-async fn look_for_waking(replica: &Replica, options: &ProbeOptions, client: &Client) {
+/// No answer at all changes nothing: the next good probe asks again.
+async fn look_for_sleep(replica: &Replica, options: &ProbeOptions, client: &Client) {
     let state = replica.state();
-    if state.health().verdict() != Verdict::Up {
-        return;
-    }
     let Ok((status, body)) = get(replica, SLEEPING_PATH, options, client).await else { return };
-    // An engine that does not know the question is a new one, and awake.
-    let awake = status == 404 || (status == 200 && says_awake(&body));
-    if awake && state.set_asleep(false) {
-        info!(replica = %replica.id(), "replica woke up");
+    let said = if (200..300).contains(&status) { says_asleep(&body) } else { None };
+    if said.is_none() {
+        state.set_sleepless(true);
+    }
+    // An engine that does not know the question cannot sleep.
+    let asleep = said.unwrap_or(false);
+    if state.set_asleep(asleep) {
+        let id = replica.id();
+        if asleep {
+            info!(replica = %id, "replica fell asleep");
+        } else {
+            info!(replica = %id, "replica woke up");
+        }
         replica.wake().wake();
     }
 }
 
-fn says_awake(body: &[u8]) -> bool {
+fn says_asleep(body: &[u8]) -> Option<bool> {
     #[derive(serde::Deserialize)]
     struct Answer {
         is_sleeping: bool,
     }
-    serde_json::from_slice::<Answer>(body).is_ok_and(|answer| !answer.is_sleeping)
+    serde_json::from_slice::<Answer>(body).ok().map(|answer| answer.is_sleeping)
 }

@@ -139,9 +139,10 @@ impl Replica {
         self.state.address()
     }
 
-    /// It was put to sleep: no new request until a probe finds that somebody woke it.
-    pub fn fell_asleep(&self) {
-        self.state.set_asleep(true);
+    /// Since when nobody listens there, as probes found that were refused; `None` while it may be
+    /// there. Who has heard nothing from it since before then will hear nothing more.
+    pub fn gone_since(&self) -> Option<Instant> {
+        self.state.gone_since()
     }
 
     /// The key for our own questions.

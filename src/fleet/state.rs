@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use tokio::task::AbortHandle;
 
 use super::breaker::{Breaker, BreakerOptions};
-use super::health::{Health, Probe, ProbeOptions, Verdict};
+use super::health::{Change, Health, Probe, ProbeOptions, Verdict};
 use super::models::{self, Card};
 use super::probe::LastProbe;
 use crate::telemetry::ReplicaState as Series;
@@ -31,6 +31,9 @@ const ADMITTED: u8 = 1 << 4;
 /// The breaker may have something against it, so its lock must be taken to know.
 const TRIPPED: u8 = 1 << 5;
 
+/// It said that it has no such question as whether it sleeps.
+const SLEEPLESS: u8 = 1 << 6;
+
 /// Marks that decide whether a replica may be chosen, the breaker apart.
 const DECIDING: u8 = READY | DRAINING | ASLEEP | RETIRED;
 
@@ -45,6 +48,7 @@ pub(super) struct ReplicaState {
     marks: AtomicU8,
     alive_at: AtomicU64,
     serving_since: AtomicU64,
+    gone_since: AtomicU64,
     probe_due: AtomicU64,
     last_probe: Mutex<Option<LastProbe>>,
     breaker: Mutex<Breaker>,
@@ -81,6 +85,7 @@ impl ReplicaState {
             marks: AtomicU8::new(0),
             alive_at: AtomicU64::new(NEVER),
             serving_since: AtomicU64::new(NEVER),
+            gone_since: AtomicU64::new(NEVER),
             probe_due: AtomicU64::new(0),
             last_probe: Mutex::new(None),
             breaker: Mutex::new(Breaker::new(breaker.clone())),
@@ -176,6 +181,15 @@ impl ReplicaState {
         self.marked(ASLEEP)
     }
 
+    /// It cannot be asked whether it sleeps, until it next comes up.
+    pub(super) fn set_sleepless(&self, sleepless: bool) {
+        self.mark(SLEEPLESS, sleepless);
+    }
+
+    pub(super) fn sleepless(&self) -> bool {
+        self.marked(SLEEPLESS)
+    }
+
     // Times.
 
     fn millis(&self, now: Instant) -> u64 {
@@ -186,6 +200,13 @@ impl ReplicaState {
         match moment.load(Ordering::Relaxed) {
             NEVER => None,
             then => Some(Duration::from_millis(self.millis(now).saturating_sub(then))),
+        }
+    }
+
+    fn moment(&self, moment: &AtomicU64) -> Option<Instant> {
+        match moment.load(Ordering::Relaxed) {
+            NEVER => None,
+            then => self.born.checked_add(Duration::from_millis(then)),
         }
     }
 
@@ -201,10 +222,12 @@ impl ReplicaState {
 
     /// When the last bytes came.
     pub(super) fn heard_at(&self) -> Option<Instant> {
-        match self.alive_at.load(Ordering::Relaxed) {
-            NEVER => None,
-            then => self.born.checked_add(Duration::from_millis(then)),
-        }
+        self.moment(&self.alive_at)
+    }
+
+    /// Since when nobody listens there, as the probes found.
+    pub(super) fn gone_since(&self) -> Option<Instant> {
+        self.moment(&self.gone_since)
     }
 
     /// How long to wait for the next probe.
@@ -248,6 +271,22 @@ impl ReplicaState {
 
     pub(super) fn health(&self) -> MutexGuard<'_, Health> {
         self.health.lock()
+    }
+
+    /// A probe ended.
+    pub(super) fn probed(&self, probe: Probe, now: Instant) -> Option<Change> {
+        let mut health = self.health();
+        let change = health.record(probe, self.heard_at(), now);
+        let gone = health.gone_since().map_or(NEVER, |since| self.millis(since));
+        self.gone_since.store(gone, Ordering::Relaxed);
+        change
+    }
+
+    /// Traffic made a connection to it.
+    pub(super) fn reached(&self) {
+        let mut health = self.health();
+        health.reached();
+        self.gone_since.store(NEVER, Ordering::Relaxed);
     }
 
     pub(super) fn last_probe(&self) -> Option<LastProbe> {
@@ -461,6 +500,20 @@ mod tests {
         }
         state.retire();
         assert!(!state.can_serve());
+    }
+
+    #[test]
+    fn it_is_gone_while_probes_are_refused_and_there_again_when_somebody_connects() {
+        let state = state();
+        let start = clock::now();
+        let later = start + Duration::from_secs(1);
+        for now in [start, later, later] {
+            assert_eq!(state.gone_since(), None);
+            state.probed(Probe::Refused, now);
+        }
+        assert!(state.gone_since().is_some_and(|since| since < later));
+        state.reached();
+        assert_eq!(state.gone_since(), None);
     }
 
     #[test]

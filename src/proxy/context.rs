@@ -1,6 +1,5 @@
 //! What Weir knows of one request while it is under way: small, and gone with the request.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -11,6 +10,7 @@ use smallvec::SmallVec;
 
 use super::body::Room;
 use super::connect::Connector;
+use super::peer::Doubt;
 use super::refusal::{ErrorShape, Refusal};
 use super::state::{Shared, State};
 use super::watchdog::Watched;
@@ -41,7 +41,7 @@ pub struct RequestContext {
     pub(super) attempts: u32,
     pub(super) tried: SmallVec<[ReplicaId; 2]>,
     /// A replica that broke off: the next attempt is made only if it is gone.
-    pub(super) doubt: Option<SocketAddr>,
+    pub(super) doubt: Option<Doubt>,
     /// The replica of the last attempt.
     pub(super) replica: Option<ReplicaId>,
     /// Where the answer that goes to the client is counted; outlives the attempt.
@@ -69,8 +69,8 @@ pub(super) struct Answer {
     pub(super) status: u16,
     /// The form of an engine's answer, once its head came.
     pub(super) shape: Option<Shape>,
-    /// It came over HTTP/2.
-    pub(super) over_http2: bool,
+    /// An interim answer came: the replica had read the request.
+    pub(super) interim: bool,
     /// Nothing but the end of the connection tells the end of the answer.
     pub(super) unframed: bool,
     /// A stream said that it is over.

@@ -10,6 +10,7 @@ use tracing::debug;
 use super::Gateway;
 use super::connect::STILL_CONNECTING;
 use super::context::RequestContext;
+use super::peer::Doubt;
 use super::refusal::{ErrorShape, Refusal, broken_stream_event};
 use super::retry::{self, Connection, Decision, Facts, Failure};
 use super::watchdog::Limit;
@@ -67,7 +68,11 @@ impl Gateway {
             self.give_up_attempt(context);
             return error;
         }
-        if is_client_gone(&error) {
+        if error.esource() == &ErrorSource::Downstream {
+            // Whatever the client did, it says nothing of the replica.
+            if !is_client_gone(&error) && !is_committed(session) {
+                context.refusal = Some(Refusal::BadRequest);
+            }
             let ended = context.answer.has_ended();
             let outcome = if ended { Outcome::Answered } else { Outcome::ClientLeft };
             self.report(context, outcome, now);
@@ -77,7 +82,7 @@ impl Gateway {
         let committed = is_committed(session);
         let (outcome, failure) = classify(&error, context, committed, reused, now);
         debug!(error = %error, ?failure, "attempt failed");
-        let address = context.attempt.as_ref().map(|attempt| attempt.lease.address());
+        let doubt = context.attempt.as_ref().map(Doubt::of);
         if is_stale(failure, context.state.options.retry.reused_reset_within) {
             // The replica closed an idle connection, which says nothing of it to the breaker. Or it
             // died, and more such connections wait in the pool: another one is the safer choice,
@@ -95,7 +100,7 @@ impl Gateway {
         match decision {
             Decision::Again => error.set_retry(true),
             Decision::AgainIfGone => {
-                context.doubt = address;
+                context.doubt = doubt;
                 error.set_retry(true);
             }
             Decision::GiveUp(_) if !committed => {
@@ -121,7 +126,7 @@ impl Gateway {
                 return 0;
             }
             let timed_out =
-                context.watch.fired().is_some() || matches!(error.etype(), ErrorType::ReadTimedout);
+                context.watch.timed_out() || matches!(error.etype(), ErrorType::ReadTimedout);
             return end_broken_stream(session, context, shape, timed_out).await;
         }
         if context.refusal.is_none() && is_client_gone(error) {
@@ -164,6 +169,9 @@ impl Gateway {
         if others.is_some_and(|target| target.pool.any_untried(&tried, now)) {
             context.tried = tried;
         }
+        if let Some(attempt) = &context.attempt {
+            attempt.lease.metrics().attempt(AttemptOutcome::Stale);
+        }
         self.drop_attempt(context);
     }
 
@@ -188,7 +196,7 @@ impl Gateway {
             attempts: context.attempts,
             untried: usize::from(untried),
             committed: false,
-            replayable: context.watch.fired().is_none(),
+            replayable: !context.watch.timed_out(),
         };
         let state = &context.state;
         let wanted = retry::decide(failure, &facts, &state.options.retry);
@@ -264,13 +272,18 @@ fn classify(
     reused: bool,
     now: Instant,
 ) -> (Outcome, Failure) {
+    let sent = context.times.connected.unwrap_or(now);
+    let after = now.saturating_duration_since(sent);
     match context.watch.fired() {
         // It says nothing of the replica, which may have had the request for a moment only.
         Some(Limit::Total) => return (Outcome::ClientLeft, Failure::TimedOut),
         Some(Limit::FirstByte | Limit::BetweenBytes) => {
             return (Outcome::TimedOut, Failure::TimedOut);
         }
-        None => {}
+        Some(Limit::Gone) if !committed => {
+            return (Outcome::Reset, Failure::Reset { connection: Connection::Fresh, after });
+        }
+        Some(Limit::Gone) | None => {}
     }
     if matches!(error.etype(), ErrorType::ReadTimedout | ErrorType::WriteTimedout) {
         return (Outcome::TimedOut, Failure::TimedOut);
@@ -281,12 +294,12 @@ fn classify(
     if matches!(error.etype(), ErrorType::InvalidHTTPHeader | ErrorType::H1Error) {
         return (Outcome::Reset, Failure::MidBody);
     }
-    let sent = context.times.connected.unwrap_or(now);
-    let after = now.saturating_duration_since(sent);
     if error.etype() == &ErrorType::WriteError && !reused {
         return (Outcome::Reset, Failure::Unsent);
     }
-    let connection = if reused { Connection::Reused } else { Connection::Fresh };
+    // Bytes of an answer, be it an interim one, show that the replica had read the request.
+    let stale = reused && !context.answer.interim;
+    let connection = if stale { Connection::Reused } else { Connection::Fresh };
     (Outcome::Reset, Failure::Reset { connection, after })
 }
 

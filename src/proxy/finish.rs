@@ -150,7 +150,7 @@ fn how_it_ended(
     finished: &Finished,
     error: Option<&Error>,
 ) -> Ending {
-    let timed_out = context.watch.fired().is_some()
+    let timed_out = context.watch.timed_out()
         || error.is_some_and(|error| {
             error.esource() == &ErrorSource::Upstream && error.etype() == &ErrorType::ReadTimedout
         });

@@ -61,6 +61,8 @@ impl Gateway {
             // it would make Pingora take the request for one without a body.
             session.req_header_mut().remove_header(&header::UPGRADE);
         }
+        // What a client sends behind its request waits for its turn, instead of ending the request.
+        session.downstream_session.set_pipelining_enabled(true);
         let times = &context.state.options.timeouts;
         if session.get_keepalive().is_some() {
             let idle =

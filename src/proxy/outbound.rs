@@ -45,13 +45,14 @@ impl Gateway {
         let now = clock::now();
         context.times.connected = Some(now);
         context.phase = Phase::WaitingForHead;
-        if is_http1_only(peer) {
-            context.watch.attach(self.shared.connections.get(descriptor));
-        }
         context.watch.arm(Limit::FirstByte, now, context.state.options.timeouts.first_byte);
-        if let (Some(attempt), false) = (&context.attempt, reused) {
+        let Some(attempt) = &context.attempt else { return };
+        if !reused {
             attempt.lease.connected(now.saturating_duration_since(attempt.began));
         }
+        // One that is shared cannot be ended for a single request.
+        let own = is_http1_only(peer).then(|| self.shared.connections.get(descriptor)).flatten();
+        context.watch.attach(own, attempt.lease.replica());
     }
 
     /// Makes the head of the request fit for the chosen replica.

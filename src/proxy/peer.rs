@@ -9,7 +9,7 @@ use pingora::protocols::l4::ext::TcpKeepalive;
 use pingora::upstreams::peer::HttpPeer;
 use pingora::{Error, ErrorType, Result};
 use pingora_proxy::Session;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tracing::debug;
 
@@ -25,11 +25,12 @@ use crate::telemetry::Phase;
 /// How long a client is told to wait when no replica can take its request.
 pub(super) const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// How long a replica that broke off is given to take a new connection before it counts as gone.
-const ALIVE_CONNECT_MAX: Duration = Duration::from_millis(500);
+/// How long a replica that broke off is given to show that it lives. One that is silent for so
+/// long, and has just dropped a request, does not serve.
+const ALIVE_MAX: Duration = Duration::from_secs(1);
 
-/// How long that connection must stay open: a dying process still accepts for a moment.
-const ALIVE_HOLD: Duration = Duration::from_millis(30);
+/// Between two questions to it.
+const ALIVE_PAUSE: Duration = Duration::from_millis(50);
 
 /// Bytes of a request body that make about one token of English text in JSON.
 const BYTES_PER_TOKEN: u64 = 4;
@@ -51,9 +52,9 @@ impl Gateway {
         if context.attempt.as_ref().is_some_and(|attempt| attempt.connecting_still) {
             return self.peer(context);
         }
-        if let Some(address) = context.doubt.take() {
+        if let Some(doubt) = context.doubt.take() {
             let alive = tokio::select! {
-                alive = is_alive(address) => alive,
+                alive = doubt.is_alive() => alive,
                 error = client_left(session) => return Err(error),
             };
             if alive {
@@ -157,28 +158,85 @@ pub(super) async fn client_left(session: &mut Session) -> Box<Error> {
     }
 }
 
-/// Whether somebody still serves at this address: takes a connection and keeps it for a moment.
-async fn is_alive(address: SocketAddr) -> bool {
-    let Ok(Ok(mut stream)) =
-        tokio::time::timeout(ALIVE_CONNECT_MAX, TcpStream::connect(address)).await
-    else {
-        return false;
-    };
-    // An end or a reset: the process is going. Silence: it lives.
-    tokio::time::timeout(ALIVE_HOLD, stream.read_u8()).await.is_err()
+/// A replica that broke off before it answered. Is it gone, so that nobody works on the request?
+pub(super) struct Doubt {
+    address: SocketAddr,
+    question: Option<String>,
+}
+
+impl Doubt {
+    /// About the replica of this attempt.
+    pub(super) fn of(attempt: &Attempt) -> Self {
+        let lease = &attempt.lease;
+        let (prefix, host) = (lease.path_prefix(), lease.authority());
+        let question =
+            format!("GET {prefix}/health HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        // Of a replica that speaks TLS, a connection that stays open has to be proof enough.
+        let question = (!lease.is_tls()).then_some(question);
+        Self { address: lease.address(), question }
+    }
+
+    /// Whether somebody still serves there. A connection proves nothing: the kernel makes it as
+    /// long as anybody, a child of the dead server for one, holds the listening socket. An answer
+    /// does, whatever it says.
+    async fn is_alive(&self) -> bool {
+        let ask = async {
+            loop {
+                match self.ask().await {
+                    Ok(alive) => return alive,
+                    Err(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+                        return false;
+                    }
+                    // Ended or reset: a process that is going, or one that starts.
+                    Err(_) => tokio::time::sleep(ALIVE_PAUSE).await,
+                }
+            }
+        };
+        tokio::time::timeout(ALIVE_MAX, ask).await.unwrap_or(false)
+    }
+
+    async fn ask(&self) -> std::io::Result<bool> {
+        let mut stream = TcpStream::connect(self.address).await?;
+        match &self.question {
+            Some(question) => {
+                stream.write_all(question.as_bytes()).await?;
+                stream.read_u8().await.map(|_| true)
+            }
+            None => match tokio::time::timeout(ALIVE_PAUSE, stream.read_u8()).await {
+                Ok(ended) => ended.map(|_| true),
+                Err(_) => Ok(true),
+            },
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    async fn is_alive(address: SocketAddr) -> bool {
+        let question = Some("GET /health HTTP/1.1\r\nHost: x\r\n\r\n".to_owned());
+        Doubt { address, question }.is_alive().await
+    }
+
     #[tokio::test]
-    async fn a_listening_replica_is_alive_and_a_closed_port_is_not() {
+    async fn a_replica_that_answers_is_alive_and_a_closed_port_is_not() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
+        let server = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(b"HTTP/1.1 503 Busy\r\n\r\n").await.unwrap();
+            stream.read_u8().await.unwrap();
+        });
         assert!(is_alive(address).await);
-        drop(listener);
+        server.await.unwrap();
         assert!(!is_alive(address).await);
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_nobody_accepts_from_is_no_sign_of_life() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(!is_alive(listener.local_addr().unwrap()).await);
     }
 
     #[tokio::test]

@@ -250,6 +250,7 @@ impl Refusal {
             head.insert_header("x-request-id", request_id)?;
         }
         match self {
+            Self::Unreachable => head.insert_header(header::RETRY_AFTER, 1)?,
             Self::NoReplica { retry_after } | Self::NoRoom { retry_after } => {
                 head.insert_header(header::RETRY_AFTER, retry_after.as_secs().max(1))?;
             }

@@ -45,12 +45,13 @@ impl Gateway {
     ) -> Result<()> {
         if response.status.is_informational() && response.status != StatusCode::SWITCHING_PROTOCOLS
         {
+            context.answer.interim = true;
             return Ok(());
         }
         let now = clock::now();
         context.times.first_byte = Some(now);
-        // Pingora writes the client's version over it afterwards.
-        context.answer.over_http2 = response.version == Version::HTTP_2;
+        // Asked here, as Pingora fits the head to the client afterwards.
+        context.answer.unframed = is_unframed(response);
         let status = response.status.as_u16();
         let outcome = outcome_of(response);
         let elsewhere = status == 404 && is_kept_elsewhere(context);
@@ -118,7 +119,6 @@ impl Gateway {
         let shape = shape_of(session, response, context);
         context.answer.status = shape.status;
         context.answer.shape = Some(shape);
-        context.answer.unframed = !context.answer.over_http2 && is_unframed(session, response);
         context.phase = if shape.streaming { Phase::SilentStream } else { Phase::Streaming };
         context.tap = context.state.consumers.tap(&shape, declared_length(response));
         let times = &context.state.options.timeouts;
@@ -144,10 +144,10 @@ impl Gateway {
             self.see_chunk(chunk, context);
         }
         if end_of_stream {
-            if context.watch.fired().is_some() {
+            if context.watch.timed_out() {
                 return Error::e_explain(ErrorType::ReadTimedout, "the answer was cut");
             }
-            if context.answer.is_cut() {
+            if context.watch.fired().is_some() || context.answer.is_cut() {
                 let what = "the connection ended before the stream did";
                 return Err(Error::explain(ErrorType::ConnectionClosed, what).into_up());
             }
@@ -243,10 +243,8 @@ fn shape_of(session: &Session, response: &ResponseHeader, context: &RequestConte
 }
 
 /// Whether only the end of the connection tells where the body ends.
-fn is_unframed(session: &Session, response: &ResponseHeader) -> bool {
-    // Pingora takes the transfer encoding out of heads for HTTP/2 clients, which are framed.
-    session.req_header().version != Version::HTTP_2
-        && session.req_header().version != Version::HTTP_10
+fn is_unframed(response: &ResponseHeader) -> bool {
+    response.version != Version::HTTP_2
         && !response.headers.contains_key(header::TRANSFER_ENCODING)
         && !response.headers.contains_key(header::CONTENT_LENGTH)
 }

@@ -1,4 +1,4 @@
-//! Ends the connection of a request whose present phase lasts too long.
+//! Ends the connection of a request whose present phase lasts too long, or whose replica is gone.
 //!
 //! A request writes its next deadline into its [`Watch`], an atomic, as it goes along; one task
 //! for the whole process looks at all of them. No timer and no task belongs to a request.
@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 
 use super::connect::Connection;
 use crate::clock;
+use crate::fleet::Replica;
 
 /// How often deadlines are looked at: a limit may be exceeded by this much.
 pub(super) const TICK: Duration = Duration::from_millis(50);
@@ -27,6 +28,9 @@ pub(super) enum Limit {
     BetweenBytes,
     /// The request as a whole.
     Total,
+    /// Nobody listens at the replica any more, and nothing has come since before that. No limit of
+    /// time, but ended in the same way.
+    Gone,
 }
 
 impl Limit {
@@ -35,6 +39,7 @@ impl Limit {
             Self::FirstByte => 1,
             Self::BetweenBytes => 2,
             Self::Total => 3,
+            Self::Gone => 4,
         }
     }
 
@@ -43,6 +48,7 @@ impl Limit {
             1 => Some(Self::FirstByte),
             2 => Some(Self::BetweenBytes),
             3 => Some(Self::Total),
+            4 => Some(Self::Gone),
             _ => None,
         }
     }
@@ -56,8 +62,17 @@ pub(super) struct Watch {
     phase_deadline: AtomicU64,
     phase: AtomicU8,
     total_deadline: AtomicU64,
+    /// Milliseconds after `started` when a phase was last armed, which is when something came.
+    progress: AtomicU64,
     fired: AtomicU8,
-    connection: Mutex<Option<Arc<Connection>>>,
+    attached: Mutex<Option<Attached>>,
+}
+
+/// What is ended, and whom it leads to.
+#[derive(Debug)]
+struct Attached {
+    connection: Arc<Connection>,
+    replica: Arc<Replica>,
 }
 
 impl Watch {
@@ -67,13 +82,15 @@ impl Watch {
             phase_deadline: AtomicU64::new(NEVER),
             phase: AtomicU8::new(0),
             total_deadline: AtomicU64::new(NEVER),
+            progress: AtomicU64::new(0),
             fired: AtomicU8::new(0),
-            connection: Mutex::new(None),
+            attached: Mutex::new(None),
         }
     }
 
-    /// From now on this phase may last so long; zero means no limit.
+    /// Something came: from now on this phase may last so long; zero means no limit.
     pub(super) fn arm(&self, limit: Limit, now: Instant, length: Duration) {
+        self.progress.store(self.millis(now), Ordering::Relaxed);
         self.phase.store(limit.code(), Ordering::Relaxed);
         self.phase_deadline.store(self.deadline(now, length), Ordering::Relaxed);
     }
@@ -88,20 +105,35 @@ impl Watch {
         self.total_deadline.store(self.deadline(now, length), Ordering::Relaxed);
     }
 
-    /// The connection to end when a deadline passes.
-    pub(super) fn attach(&self, connection: Option<Arc<Connection>>) {
-        *self.connection.lock() = connection;
+    /// The connection of a new attempt, to be ended when a deadline passes or the replica is gone.
+    /// To be called after [`Watch::arm`].
+    pub(super) fn attach(&self, connection: Option<Arc<Connection>>, replica: &Arc<Replica>) {
+        let replica = Arc::clone(replica);
+        let mut attached = self.attached.lock();
+        self.fired.store(0, Ordering::Relaxed);
+        *attached = connection.map(|connection| Attached { connection, replica });
     }
 
     /// Nothing is ended any more: the connection may serve another request.
     pub(super) fn detach(&self) {
         self.disarm();
-        *self.connection.lock() = None;
+        *self.attached.lock() = None;
     }
 
-    /// The limit that was exceeded, if one was.
+    /// The limit that was exceeded in this attempt, if one was.
     pub(super) fn fired(&self) -> Option<Limit> {
         Limit::from_code(self.fired.load(Ordering::Relaxed))
+    }
+
+    /// Whether a limit of time was exceeded.
+    pub(super) fn timed_out(&self) -> bool {
+        self.fired().is_some_and(|limit| limit != Limit::Gone)
+    }
+
+    /// After `started`.
+    fn millis(&self, now: Instant) -> u64 {
+        let age = now.saturating_duration_since(self.started).as_millis();
+        u64::try_from(age).unwrap_or(NEVER - 1)
     }
 
     fn deadline(&self, now: Instant, length: Duration) -> u64 {
@@ -113,27 +145,27 @@ impl Watch {
     }
 
     fn check(&self, now: Instant) {
-        let age = now.saturating_duration_since(self.started).as_millis();
-        let age = u64::try_from(age).unwrap_or(NEVER - 1);
-        let limit = if self.total_deadline.load(Ordering::Relaxed) <= age {
-            Limit::Total
-        } else if self.phase_deadline.load(Ordering::Relaxed) <= age {
-            match Limit::from_code(self.phase.load(Ordering::Relaxed)) {
-                Some(limit) => limit,
-                None => return,
-            }
-        } else {
-            return;
-        };
         // Under the lock, so that a connection that was detached is never ended.
-        let connection = self.connection.lock();
-        if let Some(connection) = connection.as_ref() {
-            if limit != Limit::Total && connection.has_unread() {
-                return;
-            }
-            self.fired.store(limit.code(), Ordering::Relaxed);
-            connection.end();
+        let attached = self.attached.lock();
+        let Some(Attached { connection, replica }) = attached.as_ref() else { return };
+        let Some(limit) = self.exceeded(now, replica) else { return };
+        if limit != Limit::Total && connection.has_unread() {
+            return;
         }
+        self.fired.store(limit.code(), Ordering::Relaxed);
+        connection.end();
+    }
+
+    fn exceeded(&self, now: Instant, replica: &Replica) -> Option<Limit> {
+        let age = self.millis(now);
+        if self.total_deadline.load(Ordering::Relaxed) <= age {
+            return Some(Limit::Total);
+        }
+        if self.phase_deadline.load(Ordering::Relaxed) <= age {
+            return Limit::from_code(self.phase.load(Ordering::Relaxed));
+        }
+        let gone = self.millis(replica.gone_since()?);
+        (self.progress.load(Ordering::Relaxed) < gone).then_some(Limit::Gone)
     }
 }
 
@@ -205,7 +237,25 @@ impl Drop for Watched {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsRawFd;
+
+    use pingora::connectors::l4::Connect;
+    use pingora::protocols::l4::socket::SocketAddr;
+
+    use super::super::connect::{Connections, Connector};
     use super::*;
+    use crate::fleet::{Fleet, Options, ProbeOptions, ReplicaOptions};
+    use crate::routing::SlowStartOptions;
+    use crate::telemetry::Metrics;
+
+    fn fleet_of(url: String) -> Arc<Fleet> {
+        let every = Duration::from_millis(50);
+        let probe = ProbeOptions { every, down_every_max: every, ..ProbeOptions::default() };
+        let replicas = vec![ReplicaOptions { url, ..ReplicaOptions::default() }];
+        let options = Options { probe, replicas, ..Options::default() };
+        let metrics = Metrics::new(clock::date()).unwrap();
+        Fleet::new(&options, &SlowStartOptions::default(), None, metrics).unwrap()
+    }
 
     fn count(dog: &Watchdog) -> usize {
         dog.shards.iter().map(|shard| shard.lock().len()).sum()
@@ -228,6 +278,40 @@ mod tests {
         watched.arm(Limit::FirstByte, now, Duration::from_millis(1));
         dog.check(now + Duration::from_secs(9));
         assert_eq!(watched.fired(), None);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_heard_nothing_since_its_replica_went_is_ended_and_no_other() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Connections::new();
+        let to = SocketAddr::Inet(address);
+        let stream = Connector::new(&connections).connect(&to).await.unwrap();
+        let connection = connections.get(stream.as_raw_fd());
+        let fleet = fleet_of(format!("http://{address}"));
+        let replica = &fleet.replicas()[0];
+        let dog = Watchdog::new();
+        let (silent, other) = (dog.watch(clock::now()), dog.watch(clock::now()));
+        for watched in [&silent, &other] {
+            watched.arm(Limit::FirstByte, clock::now(), Duration::ZERO);
+            watched.attach(connection.clone(), replica);
+        }
+        dog.check(clock::now());
+        assert_eq!(silent.fired(), None);
+
+        drop(listener);
+        // Progress is kept in whole milliseconds.
+        tokio::time::sleep(Duration::from_millis(5)).await;
+        fleet.start(&tokio::runtime::Handle::current());
+        while replica.gone_since().is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        other.arm(Limit::BetweenBytes, clock::now(), Duration::ZERO);
+        dog.check(clock::now());
+        assert_eq!((silent.fired(), other.fired()), (Some(Limit::Gone), None));
+        assert!(!silent.timed_out(), "it may be tried again");
+        silent.attach(None, replica);
+        assert_eq!(silent.fired(), None, "a new attempt");
     }
 
     #[test]

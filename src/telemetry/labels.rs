@@ -91,6 +91,8 @@ labels! {
         BrokenStream => "broken_stream",
         /// The client left; nothing is known of the replica.
         ClientLeft => "client_left",
+        /// A kept connection turned out to be closed.
+        Stale => "stale",
     }
 }
 labels! {

@@ -301,6 +301,8 @@ fn a_request_id_goes_both_ways_and_stays_the_same_over_attempts() {
         let busy = Upstream::start("m", |_| crate::kit::answer(503, "{}")).await;
         let upstream = echo().await;
         let weir = Weir::start(&fleet_of(&[&busy, &upstream], "")).await;
+        weir.wait_for_state("r0", "up").await;
+        weir.wait_for_state("r1", "up").await;
         let id_of = |reply: Reply| reply.headers.one("x-request-id").unwrap();
         for (sent, kept) in [
             (Some("abc-1".to_owned()), true),

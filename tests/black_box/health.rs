@@ -79,7 +79,8 @@ fn a_probe_asks_for_health_and_never_for_a_generation() {
         upstream.wait_for(8).await;
         for seen in upstream.seen() {
             assert_eq!(seen.method, "GET");
-            assert!(["/health", "/v1/models"].contains(&seen.target.as_str()), "{}", seen.target);
+            let questions = ["/health", "/is_sleeping", "/v1/models"];
+            assert!(questions.contains(&seen.target.as_str()), "{}", seen.target);
             assert_eq!(seen.body, b"");
         }
         drop(weir);

@@ -17,6 +17,7 @@ mod errors;
 mod examples;
 mod failover;
 mod fidelity;
+mod gone;
 mod headers;
 mod health;
 mod kit;

@@ -200,9 +200,12 @@ fn what_is_removed_is_asked_no_more_and_shown_no_more() {
         };
         let (ab, bc) = (replicas([("a", &a), ("b", &b)]), replicas([("b", &b), ("c", &c)]));
         let mut weir = Weir::start(&ab).await;
-        weir.chat("m", false).await.expect(200);
         weir.wait_for_state("a", "up").await;
         weir.wait_for_state("b", "up").await;
+        for _ in 0..4 {
+            weir.chat("m", false).await.expect(200);
+        }
+        weir.assert_at_rest().await;
         let (series, threads) = (weir.metrics().await.count(), weir.threads());
         let descriptors = weir.descriptors();
         for round in 0..20 {
@@ -210,7 +213,9 @@ fn what_is_removed_is_asked_no_more_and_shown_no_more() {
         }
         weir.reload(&bc).await.expect(200);
         weir.wait_for_state("c", "up").await;
-        weir.chat("m", false).await.expect(200);
+        for _ in 0..4 {
+            weir.chat("m", false).await.expect(200);
+        }
         until("the series of a are gone", async || {
             (!weir.metrics().await.text().contains("replica=\"a\"")).then_some(())
         })

@@ -21,7 +21,8 @@ pub(super) struct Knobs {
     models: Vec<String>,
     key: Option<String>,
     hang: bool,
-    asleep: bool,
+    /// `None`: it does not know the question.
+    asleep: Option<bool>,
     counts: HashMap<String, usize>,
 }
 
@@ -91,7 +92,7 @@ impl Engine {
     }
 
     pub(super) fn sleep(&self, asleep: bool) {
-        self.knobs.lock().asleep = asleep;
+        self.knobs.lock().asleep = Some(asleep);
     }
 
     pub(super) fn stop(&self) {
@@ -139,7 +140,10 @@ fn reply(knobs: &Knobs, head: &str, path: &str) -> (u16, String) {
         return (knobs.health, String::new());
     }
     if path.ends_with("/is_sleeping") {
-        return (200, format!(r#"{{"is_sleeping":{}}}"#, knobs.asleep));
+        return match knobs.asleep {
+            Some(asleep) => (200, format!(r#"{{"is_sleeping":{asleep}}}"#)),
+            None => (404, String::new()),
+        };
     }
     if !path.ends_with("/v1/models") {
         return (404, String::new());

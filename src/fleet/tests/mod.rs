@@ -459,15 +459,49 @@ async fn ipv6_is_spoken() {
 #[tokio::test]
 async fn a_sleeping_replica_gets_nothing_until_somebody_wakes_it() {
     let engine = Engine::start(&["m"]).await;
+    engine.sleep(false);
     let fleet = started(&of(&[&engine]));
     until("up", || live(&fleet, "m") == 1).await;
     engine.sleep(true);
-    fleet.replica(&engine.id()).unwrap().fell_asleep();
+    until("asleep", || live(&fleet, "m") == 0).await;
     assert!(choose(&pool(&fleet, "m"), &[]).is_none());
-    until("asked", || 2 < engine.count("/is_sleeping")).await;
     assert_eq!(snapshot(&fleet, &engine.id())["state"], "asleep");
     engine.sleep(false);
     until("awake", || live(&fleet, "m") == 1).await;
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_sleep_is_asked_once_each_time_it_comes_up() {
+    let engine = Engine::start(&["m"]).await;
+    let fleet = started(&of(&[&engine]));
+    for times in 1..3 {
+        until("up", || live(&fleet, "m") == 1).await;
+        let before = engine.count("/health");
+        until("probed", || before + 5 < engine.count("/health")).await;
+        assert_eq!(engine.count("/is_sleeping"), times);
+        engine.set_health(500);
+        until("down", || live(&fleet, "m") == 0).await;
+        engine.set_health(200);
+    }
+}
+
+#[tokio::test]
+async fn a_replica_nobody_listens_at_is_gone_and_one_that_is_not_well_is_not() {
+    let engine = Engine::start(&["m"]).await;
+    let fleet = started(&of(&[&engine]));
+    let replica = fleet.replica(&engine.id()).unwrap();
+    until("up", || live(&fleet, "m") == 1).await;
+    engine.set_health(500);
+    until("down", || live(&fleet, "m") == 0).await;
+    assert_eq!(replica.gone_since(), None);
+    let before = clock::now();
+    engine.stop();
+    until("gone", || replica.gone_since().is_some()).await;
+    // Moments are kept in whole milliseconds.
+    assert!(before < replica.gone_since().unwrap() + Duration::from_millis(1));
+    let _back = Engine::start_at(engine.port(), &["m"]).await;
+    until("back", || live(&fleet, "m") == 1).await;
+    assert_eq!(replica.gone_since(), None);
 }
 
 #[tokio::test]

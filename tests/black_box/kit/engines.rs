@@ -52,7 +52,8 @@ impl Engine {
     /// The requests so far, without probes.
     pub fn requests(&self) -> Vec<Record> {
         let mut records = self.server.log();
-        records.retain(|record| record.target != "/health" && record.target != "/v1/models");
+        let probes = ["/health", "/is_sleeping", "/v1/models"];
+        records.retain(|record| !probes.contains(&record.target.as_str()));
         records
     }
 

@@ -128,7 +128,7 @@ async fn exchange(
     let answer = http::Response::builder().header("content-type", kind).body(()).unwrap();
     let mut send = respond.send_response(answer, false)?;
     match head.uri.path() {
-        "/health" => return send.send_data(Bytes::new(), true),
+        "/health" | "/is_sleeping" => return send.send_data(Bytes::new(), true),
         "/v1/models" => {
             let list = format!(r#"{{"object":"list","data":[{{"id":"{}"}}]}}"#, shared.model);
             return send.send_data(list.into(), true);

@@ -80,7 +80,8 @@ impl Seen {
 type Script = Box<dyn Fn(&Seen) -> Vec<Act> + Send + Sync>;
 
 struct Shared {
-    /// `GET /health` and `GET /v1/models` are answered with these; none: the script does it.
+    /// Probes are answered with these, and that there is no `/is_sleeping`; none: the script does
+    /// it.
     models: Option<Vec<String>>,
     script: Mutex<Arc<Script>>,
     seen: Mutex<Vec<Seen>>,
@@ -211,6 +212,13 @@ impl Upstream {
         self.shared.asked.lock().clone()
     }
 
+    /// Closes the listener only: from now on connects are refused, and what is open stays open.
+    pub fn stop_listening(&mut self) {
+        if let Some(listener) = self.listener.take() {
+            SockRef::from(&*listener).shutdown(std::net::Shutdown::Both).unwrap();
+        }
+    }
+
     /// Closes the listener and all connections.
     pub async fn stop(&mut self) {
         self.listener = None;
@@ -221,12 +229,14 @@ impl Upstream {
 async fn accept(listener: Arc<TcpListener>, shared: Arc<Shared>) {
     let mut connections = JoinSet::new();
     loop {
-        let Ok((stream, _)) = listener.accept().await else { return };
+        let Ok((stream, _)) = listener.accept().await else { break };
         let _ = stream.set_nodelay(true);
         let number = shared.connections.fetch_add(1, Ordering::Relaxed);
         connections.spawn(connection(stream, number, Arc::clone(&shared)));
         while connections.try_join_next().is_some() {}
     }
+    drop(listener);
+    while connections.join_next().await.is_some() {}
 }
 
 async fn connection(stream: TcpStream, number: usize, shared: Arc<Shared>) {
@@ -269,6 +279,9 @@ async fn connection(stream: TcpStream, number: usize, shared: Arc<Shared>) {
 fn control(seen: &Seen, shared: &Shared) -> Option<Vec<u8>> {
     let models = shared.models.as_ref()?;
     let path = seen.target.split('?').next().unwrap();
+    if path.ends_with("/is_sleeping") {
+        return Some(answer_bytes(404, &[], b""));
+    }
     let is_probe = path.ends_with("/health") || path.ends_with("/v1/models");
     if seen.method != "GET" || !is_probe {
         return None;
