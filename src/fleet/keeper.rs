@@ -89,7 +89,9 @@ impl Kept {
         replica.state().set_draining(draining);
         if let Some(backend) = backend_of(replica) {
             self.backends.set_enable(&backend, replica.state().enabled());
-            replica.state().set_ready(self.backends.ready(&backend));
+            // Not asked of the backends: right after a reload they are empty yet.
+            let up = replica.state().health().verdict() == Verdict::Up;
+            replica.state().set_ready(up && replica.state().enabled());
         }
         self.wake.wake();
     }
