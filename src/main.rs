@@ -43,12 +43,14 @@ fn main() -> ExitCode {
 }
 
 fn end(result: Result<(), server::StartError>) -> ExitCode {
-    match result {
+    let code = match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "weir cannot start");
             eprintln!("weir cannot start: {error}");
             ExitCode::FAILURE
         }
-    }
+    };
+    weir::telemetry::flush_log();
+    code
 }

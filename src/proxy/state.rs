@@ -87,6 +87,11 @@ impl Shared {
         self.draining.load(std::sync::atomic::Ordering::Relaxed)
     }
 
+    /// Cuts all requests, as one does that ran into the limit on its whole time.
+    pub fn cut_all(&self) {
+        self.watchdog.end_all();
+    }
+
     /// Keeps the time limits of all requests; runs for ever.
     pub async fn watch_limits(&self) {
         self.watchdog.run().await;

@@ -156,6 +156,14 @@ impl Watch {
         connection.end();
     }
 
+    /// The time of the whole process is over, and so is that of the request.
+    fn end(&self) {
+        if let Some(Attached { connection, .. }) = self.attached.lock().as_ref() {
+            self.fired.store(Limit::Total.code(), Ordering::Relaxed);
+            connection.end();
+        }
+    }
+
     fn exceeded(&self, now: Instant, replica: &Replica) -> Option<Limit> {
         let age = self.millis(now);
         if self.total_deadline.load(Ordering::Relaxed) <= age {
@@ -196,6 +204,13 @@ impl Watchdog {
             for watch in shard.lock().iter() {
                 watch.check(now);
             }
+        }
+    }
+
+    /// Ends everything: each client is told, and each request gets its line.
+    pub(super) fn end_all(&self) {
+        for shard in &self.shards {
+            shard.lock().iter().for_each(|watch| watch.end());
         }
     }
 

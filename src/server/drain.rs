@@ -17,6 +17,9 @@ use crate::proxy::Shared;
 /// How often it is looked whether all requests are done.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// How long requests that are cut have to tell their clients and the access log.
+const LAST_WORDS_MAX: Duration = Duration::from_secs(1);
+
 /// Waits for the signal to stop, and for the requests under way.
 pub(super) struct Drain {
     pub(super) shared: Arc<Shared>,
@@ -58,11 +61,23 @@ impl Drain {
         while 0 < self.shared.under_way() {
             if self.grace <= began.elapsed() {
                 warn!(cut = self.shared.under_way(), "the grace is over, requests are cut");
+                self.shared.cut_all();
+                self.emptied(LAST_WORDS_MAX).await;
                 return;
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
         info!("all requests are done");
+    }
+}
+
+impl Drain {
+    /// Until no request is under way, or for so long.
+    async fn emptied(&self, at_most: Duration) {
+        let began = clock::now();
+        while 0 < self.shared.under_way() && began.elapsed() < at_most {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
     }
 }
 

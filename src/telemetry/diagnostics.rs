@@ -5,6 +5,8 @@
 
 use std::io::IsTerminal;
 
+use parking_lot::Mutex;
+use tracing_appender::non_blocking::{NonBlockingBuilder, WorkerGuard};
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -30,10 +32,23 @@ const OURS: &str = "weir";
 /// The most that a library may be asked to tell.
 const OTHERS_MAX: LevelFilter = LevelFilter::INFO;
 
+/// Lines of the log that may wait for the writer; what comes on top is let go.
+const LINES_WAITING_MAX: usize = 8192;
+
+/// The writer of the log, for as long as the process runs.
+static WRITER: Mutex<Option<WorkerGuard>> = Mutex::new(None);
+
 /// Starts the log of the process; fails when it was started before or the level is not understood.
 pub fn init_tracing(options: &LogOptions) -> Result<()> {
     let filter = filter(&options.level)?;
-    let layer = fmt::layer().with_writer(std::io::stderr);
+    // A thread of its own writes, and lines that find no room are let go: whoever reads standard
+    // error, or does not, holds nobody up.
+    let (writer, guard) = NonBlockingBuilder::default()
+        .buffered_lines_limit(LINES_WAITING_MAX)
+        .lossy(true)
+        .thread_name("log")
+        .finish(std::io::stderr());
+    let layer = fmt::layer().with_writer(writer);
     let layer = match options.format {
         LogFormat::Text => layer.with_ansi(std::io::stderr().is_terminal()).boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),
@@ -41,7 +56,14 @@ pub fn init_tracing(options: &LogOptions) -> Result<()> {
     tracing_subscriber::registry()
         .with(layer.with_filter(filter))
         .try_init()
-        .map_err(|error| TelemetryError::Log(error.to_string()))
+        .map_err(|error| TelemetryError::Log(error.to_string()))?;
+    *WRITER.lock() = Some(guard);
+    Ok(())
+}
+
+/// Writes what is still to be written, and no more after that. For the end of the process.
+pub fn flush_log() {
+    drop(WRITER.lock().take());
 }
 
 /// The filter of a level as the operator writes it.

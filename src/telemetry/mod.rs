@@ -15,7 +15,7 @@ mod process;
 mod replica;
 
 pub use access_log::AccessLog;
-pub use diagnostics::init_tracing;
+pub use diagnostics::{flush_log, init_tracing};
 pub use facts::{Timings, Usage};
 pub use labels::{
     AttemptOutcome, BreakerLabel, Ended, Label, Phase, ProbeResult, ReloadResult, StatusClass,
