@@ -32,6 +32,16 @@ pub(super) const SLICE: Duration = Duration::from_millis(40);
 /// The error that means: the slice is over, the connect goes on.
 pub(super) const STILL_CONNECTING: ErrorType = ErrorType::Custom("StillConnecting");
 
+/// The error that means: it is this process, or its machine, that has no socket left.
+pub(super) const OUT_OF_SOCKETS: ErrorType = ErrorType::Custom("OutOfSockets");
+
+/// `ENFILE`, `EMFILE`, `EADDRNOTAVAIL`, `ENOBUFS` of Linux.
+const OUR_LACKS: [i32; 4] = [23, 24, 99, 105];
+
+fn is_our_lack(error: &std::io::Error) -> bool {
+    error.raw_os_error().is_some_and(|code| OUR_LACKS.contains(&code))
+}
+
 const SHARDS: usize = 16;
 
 /// The second handles of all open connections, by the descriptor Pingora holds.
@@ -154,8 +164,11 @@ impl Connect for Connector {
             self.take(address).unwrap_or_else(|| Box::pin(TcpStream::connect(address)));
         match tokio::time::timeout(SLICE, connect.as_mut()).await {
             Ok(Ok(stream)) => self.opened(stream).map_err(|error| {
-                Error::because(ErrorType::ConnectError, "second handle on a connection", error)
+                Error::because(OUT_OF_SOCKETS, "second handle on a connection", error)
             }),
+            Ok(Err(error)) if is_our_lack(&error) => {
+                Err(Error::because(OUT_OF_SOCKETS, "no socket for a connection", error))
+            }
             Ok(Err(error)) => {
                 let kind = match error.kind() {
                     std::io::ErrorKind::ConnectionRefused => ErrorType::ConnectRefused,

@@ -5,12 +5,12 @@ use std::time::{Duration, Instant};
 
 use pingora::{Error, ErrorSource, ErrorType, RetryType};
 use pingora_proxy::Session;
-use tracing::debug;
+use tracing::{debug, warn};
 
 use super::Gateway;
-use super::connect::STILL_CONNECTING;
+use super::connect::{OUT_OF_SOCKETS, STILL_CONNECTING};
 use super::context::RequestContext;
-use super::peer::Doubt;
+use super::peer::{Doubt, RETRY_AFTER};
 use super::refusal::{ErrorShape, Refusal, broken_stream_event};
 use super::retry::{self, Connection, Decision, Facts, Failure};
 use super::watchdog::Limit;
@@ -37,6 +37,13 @@ impl Gateway {
                 error.set_retry(true);
                 return error;
             }
+        }
+        if error.etype() == &OUT_OF_SOCKETS {
+            warn!(error = %error, "no socket left to connect with; raise the limit of open files");
+            self.give_up_attempt(context);
+            context.refusal = Some(Refusal::NoRoom { retry_after: RETRY_AFTER });
+            error.set_retry(false);
+            return error;
         }
         debug!(error = %error, "no connection to the replica");
         self.report(context, Outcome::ConnectFailed, now);

@@ -189,12 +189,15 @@ impl ProxyHttp for Door {
 
     fn error_while_proxy(
         &self,
-        _peer: &HttpPeer,
+        peer: &HttpPeer,
         session: &mut Session,
         error: Box<Error>,
         context: &mut Box<RequestContext>,
         reused: bool,
     ) -> Box<Error> {
+        // All streams of an HTTP/2 connection but the first look reused, and being reset says
+        // nothing of the connection.
+        let reused = reused && outbound::is_http1_only(peer);
         self.0.attempt_failed(session, context, error, reused)
     }
 

@@ -198,7 +198,7 @@ impl Refusal {
                 "service_unavailable",
                 None,
                 None,
-                "too many large requests at the moment; try again shortly".into(),
+                "the proxy has no room for the request at the moment; try again shortly".into(),
             ),
             Self::Unreachable => (UPSTREAM, None, None, "no engine could be reached".into()),
             Self::ReplicaFailed => {

@@ -30,7 +30,8 @@ pub struct RetryOptions {
     /// engine's work twice.
     pub on: Vec<Condition>,
     /// A connection that was kept from an earlier request and is lost within this time had been
-    /// closed before the engine read the request; lost later, it had been read. Default `1s`.
+    /// closed before the engine read the request; lost later, it had been read. To be a little
+    /// longer than the way to the replica and back. Default `100ms`.
     #[serde(with = "humantime_serde")]
     pub reused_reset_within: Duration,
     /// What all requests together may spend on retries.
@@ -48,7 +49,7 @@ impl Default for RetryOptions {
                 Condition::Unavailable,
                 Condition::TooManyRequests,
             ],
-            reused_reset_within: Duration::from_secs(1),
+            reused_reset_within: Duration::from_millis(100),
             budget: BudgetOptions::default(),
         }
     }

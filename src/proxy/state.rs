@@ -2,9 +2,10 @@
 //! [`Shared`] that outlives every reload.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64};
+use std::sync::atomic::AtomicU64;
 
 use http::HeaderName;
+use tokio::sync::watch;
 
 use super::connect::{Connections, Connector};
 use super::options::Options;
@@ -54,7 +55,7 @@ pub struct Shared {
     pub(super) connector: Arc<Connector>,
     /// Requests under way.
     pub(super) under_way: AtomicU64,
-    draining: AtomicBool,
+    draining: watch::Sender<bool>,
 }
 
 impl Shared {
@@ -68,7 +69,7 @@ impl Shared {
             connector: Connector::new(&connections),
             connections,
             under_way: AtomicU64::new(0),
-            draining: AtomicBool::new(false),
+            draining: watch::Sender::new(false),
         })
     }
 
@@ -79,12 +80,17 @@ impl Shared {
 
     /// The process is going to stop: not ready, connections are closed after their answer.
     pub fn start_draining(&self) {
-        self.draining.store(true, std::sync::atomic::Ordering::Relaxed);
+        self.draining.send_replace(true);
     }
 
     /// Whether the process is going to stop.
     pub fn draining(&self) -> bool {
-        self.draining.load(std::sync::atomic::Ordering::Relaxed)
+        *self.draining.borrow()
+    }
+
+    /// Tells when the process is going to stop.
+    pub fn watch_draining(&self) -> watch::Receiver<bool> {
+        self.draining.subscribe()
     }
 
     /// Cuts all requests, as one does that ran into the limit on its whole time.

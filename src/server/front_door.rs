@@ -24,16 +24,22 @@ pub(super) struct FrontDoor {
     proxy: Arc<HttpProxy<Door>>,
     http2: bool,
     head_max: Duration,
+    draining: ShutdownWatch,
     /// How often one connection is used again.
     reuses_max: Option<u32>,
 }
 
 impl FrontDoor {
     /// In front of this proxy; `http2` is for connections without TLS.
-    pub(super) fn new(proxy: Arc<HttpProxy<Door>>, http2: bool, head_max: Duration) -> Self {
+    pub(super) fn new(
+        proxy: Arc<HttpProxy<Door>>,
+        http2: bool,
+        head_max: Duration,
+        draining: ShutdownWatch,
+    ) -> Self {
         let reuses_max =
             proxy.server_options.as_ref().and_then(|options| options.keepalive_request_limit);
-        Self { proxy, http2, head_max, reuses_max }
+        Self { proxy, http2, head_max, draining, reuses_max }
     }
 
     async fn serve_http1(&self, stream: Stream, shutdown: &ShutdownWatch) {
@@ -62,13 +68,15 @@ impl ServerApp for FrontDoor {
         mut stream: Stream,
         shutdown: &ShutdownWatch,
     ) -> Option<Stream> {
+        // HTTP/2 clients are asked to go when the drain begins, not when it is over.
+        let draining = self.draining.clone();
         if stream.get_ssl_digest().is_some() {
-            return self.proxy.process_new(stream, shutdown).await;
+            return self.proxy.process_new(stream, &draining).await;
         }
         let mut first = [0_u8; 3];
         match tokio::time::timeout(self.head_max, stream.try_peek(&mut first)).await {
             Ok(Ok(true)) if self.http2 && &first == b"PRI" => {
-                self.proxy.process_new(stream, shutdown).await
+                self.proxy.process_new(stream, &draining).await
             }
             Ok(Ok(_)) => {
                 self.serve_http1(stream, shutdown).await;

@@ -146,7 +146,8 @@ fn front_door(
         .initial_connection_window_size(HTTP2_CONNECTION_WINDOW_BYTES);
     proxy.h2_options = Some(http2);
     let head_max = config.proxy.timeouts.request_head;
-    front_door::FrontDoor::new(Arc::new(proxy), listen.h2c, head_max)
+    let draining = gateway.shared().watch_draining();
+    front_door::FrontDoor::new(Arc::new(proxy), listen.h2c, head_max, draining)
 }
 
 /// One for each listener, in their order.
