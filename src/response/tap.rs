@@ -177,6 +177,15 @@ mod tests {
         tap(need, shape(Wire::Chat, true))
     }
 
+    #[test]
+    fn a_last_event_without_its_blank_line_is_counted_with_the_others() {
+        let mut tap = stream(Need::Nothing);
+        let token = event("{\"content\":\"x\"}");
+        tap.chunk(token.as_bytes());
+        tap.chunk(token.trim_end().as_bytes());
+        assert_eq!(tap.finish().token_events, 2);
+    }
+
     fn event(delta: &str) -> String {
         format!(
             "data: {{\"id\":\"chatcmpl-806c642a00238c54\",\"object\":\"chat.completion.chunk\",\
