@@ -8,6 +8,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY Cargo.toml Cargo.lock ./
+COPY .cargo .cargo
 COPY vendor vendor
 COPY src src
 COPY benches benches

@@ -86,9 +86,9 @@ async fn streams(name: &str, plan: Plan, count: usize, reader: Reader) {
     for client in clients {
         client.abort();
     }
-    // The allocator gives back what was free for 10 s.
-    tokio::time::sleep(Duration::from_secs(15)).await;
-    show(&format!("{name}: 15 s after the end"), &proxy, rest, count);
+    // The allocator gives back what was free for a second.
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    show(&format!("{name}: 4 s after the end"), &proxy, rest, count);
 }
 
 async fn uploads(count: usize) {
@@ -102,8 +102,8 @@ async fn uploads(count: usize) {
     for client in clients {
         client.abort();
     }
-    tokio::time::sleep(Duration::from_secs(15)).await;
-    show(&format!("{count} uploads of 8 MiB: 15 s after the end"), &proxy, rest, count);
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    show(&format!("{count} uploads of 8 MiB: 4 s after the end"), &proxy, rest, count);
 }
 
 fn show(name: &str, proxy: &Proxy, rest: u64, count: usize) {
