@@ -6,7 +6,7 @@
 //! under which all its files are found. What matters is whether the content changed in the end,
 //! so events only say *look now*; a slow poll looks too, for file systems that tell nothing.
 //!
-//! To add a cause: a variant of [`Cause`] and whoever calls [`Watch::trigger`].
+//! To add a cause: a variant of [`Cause`] and whoever calls [`Handle::trigger`].
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;

@@ -1,7 +1,7 @@
 //! Which replica should serve an inference.
 //!
 //! Pure: no socket, no clock, no hidden dice; what is random or counted comes with the question.
-//! The fleet makes candidates, a policy puts a cost on each, [`choose`] picks the lowest.
+//! The fleet makes candidates, a policy puts a cost on each, [`choose()`] picks the lowest.
 //! Nothing here knows that a fleet exists, holds a lease or opens a connection.
 //!
 //! To add a way to choose: write `policy/<name>.rs`, add its row to [`POLICIES`] and an example

@@ -9,7 +9,7 @@
 //! say something new: each attempt has a [`Ticket`], so fifty requests that were running when a
 //! replica died are one event, and an old stream that ends well does not hide that nobody can
 //! connect any more. Errors that one bad request could cause (other 5xx) have a count of their own
-//! and a higher one. And however many look bad by their answers, [`eligible`] never lets a
+//! and a higher one. And however many look bad by their answers, [`eligible()`] never lets a
 //! majority be left out: then it is the requests, not the replicas.
 
 use std::time::{Duration, Instant};
